@@ -5,6 +5,8 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
+use crate::text::string_conversions;
+
 // Crockford's alphabet in lower case: no i, l, o or u, so an id survives being read aloud.
 const ALPHABET: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
 
@@ -33,8 +35,8 @@ fn parse_part(prefix: &'static str, text: &str) -> Result<String, ParseIdError> 
         .ok_or_else(|| ParseIdError { prefix, text: text.to_owned() })
 }
 
-macro_rules! id {
-    ($(#[$doc:meta])* $name:ident, $prefix:literal) => {
+macro_rules! ids {
+    ($($(#[$doc:meta])* $name:ident = $prefix:literal,)+) => {$(
         $(#[$doc])*
         #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
         #[serde(try_from = "String", into = "String")]
@@ -79,51 +81,26 @@ macro_rules! id {
             }
         }
 
-        impl TryFrom<String> for $name {
-            type Error = ParseIdError;
-
-            fn try_from(text: String) -> Result<Self, ParseIdError> {
-                text.parse()
-            }
-        }
-
-        impl From<$name> for String {
-            fn from(id: $name) -> String {
-                id.to_string()
-            }
-        }
-    };
+        string_conversions!($name, ParseIdError);
+    )+};
 }
 
-id!(
+ids! {
     /// A session: one conversation with its sandbox, queue and history.
-    SessionId, "ses"
-);
-id!(
+    SessionId = "ses",
     /// A prompt in a session's queue.
-    PromptId, "prm"
-);
-id!(
+    PromptId = "prm",
     /// A turn: one run of a prompt.
-    TurnId, "trn"
-);
-id!(
+    TurnId = "trn",
     /// A sandbox.
-    SandboxId, "sbx"
-);
-id!(
+    SandboxId = "sbx",
     /// A snapshot of a sandbox.
-    SnapshotId, "snp"
-);
-id!(
+    SnapshotId = "snp",
     /// An image: a stack of layers and its config.
-    ImageId, "img"
-);
-
-id!(
+    ImageId = "img",
     /// A blob: the complete content of an event that was cut.
-    BlobId, "blb"
-);
+    BlobId = "blb",
+}
 
 #[cfg(test)]
 mod tests {

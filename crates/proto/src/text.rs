@@ -54,19 +54,7 @@ macro_rules! word_enum {
             }
         }
 
-        impl TryFrom<String> for $name {
-            type Error = $crate::text::UnknownWord;
-
-            fn try_from(text: String) -> Result<Self, Self::Error> {
-                text.parse()
-            }
-        }
-
-        impl From<$name> for String {
-            fn from(value: $name) -> Self {
-                value.as_str().to_owned()
-            }
-        }
+        $crate::text::string_conversions!($name, $crate::text::UnknownWord);
     };
 }
 
@@ -129,28 +117,35 @@ macro_rules! checked_text {
             type Err = $error;
 
             fn from_str(text: &str) -> Result<Self, Self::Err> {
-                text.to_owned().try_into()
+                $check(text)?;
+                Ok(Self(text.to_owned()))
             }
         }
 
+        $crate::text::string_conversions!($name, $error);
+    };
+}
+
+/// Conversions from and to `String`, as serde needs them, by way of `FromStr` and `Display`.
+macro_rules! string_conversions {
+    ($name:ident, $error:ty) => {
         impl TryFrom<String> for $name {
             type Error = $error;
 
             fn try_from(text: String) -> Result<Self, Self::Error> {
-                $check(&text)?;
-                Ok(Self(text))
+                text.parse()
             }
         }
 
         impl From<$name> for String {
             fn from(value: $name) -> Self {
-                value.0
+                value.to_string()
             }
         }
     };
 }
 
-pub(crate) use {checked_text, word_enum};
+pub(crate) use {checked_text, string_conversions, word_enum};
 
 // Enough to recognize a typing error.
 const QUOTED_CHARACTERS: usize = 100;

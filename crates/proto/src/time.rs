@@ -8,6 +8,8 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+use crate::text::string_conversions;
+
 /// A point in time with millisecond precision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -73,19 +75,7 @@ impl FromStr for Timestamp {
     }
 }
 
-impl TryFrom<String> for Timestamp {
-    type Error = humantime::TimestampError;
-
-    fn try_from(text: String) -> Result<Self, Self::Error> {
-        text.parse()
-    }
-}
-
-impl From<Timestamp> for String {
-    fn from(time: Timestamp) -> String {
-        time.to_string()
-    }
-}
+string_conversions!(Timestamp, humantime::TimestampError);
 
 #[cfg(test)]
 mod tests {

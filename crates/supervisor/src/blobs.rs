@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use harvest_proto::{
     BlobId,
-    bridge::{Fault, FaultCode, MAX_DATA_BYTES, Reply, RequestId, StreamId},
+    bridge::{Fault, MAX_DATA_BYTES, Reply, RequestId, StreamId},
 };
 
 use crate::{connection::Connection, outbox::Outbox};
@@ -18,9 +18,7 @@ pub(crate) fn start(
     stream: StreamId,
 ) -> Result<(), Fault> {
     let full = outbox.blob(blob);
-    let full = full.ok_or_else(|| {
-        Fault::new(FaultCode::NotFound, format!("blob {blob} is not in the outbox"))
-    })?;
+    let full = full.ok_or_else(|| Fault::not_found(format!("blob {blob} is not in the outbox")))?;
     let credit = connection.open_outgoing(stream)?;
     let shared = Rc::clone(connection);
     connection.spawn(async move {

@@ -12,11 +12,12 @@ use std::{
 
 use harvest_proto::{
     EventBody, SessionId,
-    bridge::{Boot, BootStart, Checkout, Fault, FaultCode, Reply},
+    bridge::{Boot, BootStart, Checkout, Fault, Reply},
     event::{BootPhase, PhaseStatus},
 };
 
 use crate::{
+    agents::AgentContext,
     capture,
     git::{Git, Synced},
     outbox::Outbox,
@@ -71,10 +72,7 @@ impl BootRunner {
             if (session, *epoch) == (&boot.session, boot.epoch) {
                 return Ok(Reply::Done);
             }
-            return Err(Fault::new(
-                FaultCode::Invalid,
-                format!("this sandbox belongs to session {session}"),
-            ));
+            return Err(Fault::invalid(format!("this sandbox belongs to session {session}")));
         }
         self.accepted.replace(Some((boot.session.clone(), boot.epoch)));
         self.sandbox.session_env.replace(boot.env.clone());
@@ -103,8 +101,13 @@ impl BootRunner {
         self.run_phase(BootPhase::Start, start).await?;
         self.run_phase(BootPhase::Agent, async {
             let Some(agent) = boot.agent.as_ref().filter(|_| !building) else { return Ok(false) };
-            let cwd = primary(&self.sandbox, boot);
-            self.turns.start(&self.sandbox, &self.outbox, agent, cwd).await.map(|()| true)
+            let context = AgentContext {
+                sandbox: Rc::clone(&self.sandbox),
+                outbox: Rc::clone(&self.outbox),
+                launch: agent.clone(),
+                cwd: primary(&self.sandbox, boot),
+            };
+            self.turns.start(context).await.map(|()| true)
         })
         .await?;
         self.report(BootPhase::Ready, PhaseStatus::Done, Some(0), None);
@@ -118,17 +121,14 @@ impl BootRunner {
     ) -> Result<(), ()> {
         let started_at = Instant::now();
         self.report(phase, PhaseStatus::Started, None, None);
-        let done = work.await;
+        let (status, tail) = match work.await {
+            Ok(true) => (PhaseStatus::Done, None),
+            Ok(false) => (PhaseStatus::Skipped, None),
+            Err(tail) => (PhaseStatus::Failed, Some(tail)),
+        };
         let millis = u64::try_from(started_at.elapsed().as_millis()).ok();
-        match done {
-            Ok(true) => self.report(phase, PhaseStatus::Done, millis, None),
-            Ok(false) => self.report(phase, PhaseStatus::Skipped, millis, None),
-            Err(tail) => {
-                self.report(phase, PhaseStatus::Failed, millis, Some(tail));
-                return Err(());
-            }
-        }
-        Ok(())
+        self.report(phase, status, millis, tail);
+        if status == PhaseStatus::Failed { Err(()) } else { Ok(()) }
     }
 
     fn report(
@@ -164,12 +164,9 @@ impl BootRunner {
                     if !fresh.contains(&checkout) {
                         fresh.push(checkout);
                     }
-                    let restored = boot.start == BootStart::Restore;
-                    restored.then(|| {
-                        format!(
-                            "{} was missing on the restored disk and has been cloned",
-                            checkout.name
-                        )
+                    let name = &checkout.name;
+                    (boot.start == BootStart::Restore).then(|| {
+                        format!("{name} was missing on the restored disk and has been cloned")
                     })
                 }
             };
@@ -186,7 +183,7 @@ fn check(boot: &Boot) -> Result<(), Fault> {
     let is_option = |remote: &str| remote.is_empty() || remote.starts_with('-');
     match boot.repositories.iter().find(|checkout| is_option(&checkout.remote)) {
         Some(Checkout { remote, .. }) => {
-            Err(Fault::new(FaultCode::Invalid, format!("`{remote}` is not a valid remote")))
+            Err(Fault::invalid(format!("`{remote}` is not a valid remote")))
         }
         None => Ok(()),
     }
@@ -237,9 +234,10 @@ async fn hooks(
 
 fn primary(sandbox: &Sandbox, boot: &Boot) -> String {
     let workspace = sandbox.workspace();
-    boot.repositories
-        .first()
-        .map_or(workspace.clone(), |first| format!("{workspace}/{}", first.folder))
+    match boot.repositories.first() {
+        Some(first) => format!("{workspace}/{}", first.folder),
+        None => workspace,
+    }
 }
 
 #[cfg(test)]

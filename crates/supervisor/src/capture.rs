@@ -1,19 +1,18 @@
 //! Runs an internal command (git, a hook) in the commands' cgroup and keeps only the last lines of
 //! its output.
 
-use std::time::Duration;
-
-use harvest_proto::{
-    bridge::{Exit, Fault, FaultCode},
-    redact,
-};
-use tokio::net::unix::pipe;
+use std::{future::pending, time::Duration};
 
 use crate::{
-    pipes::{discard_output, pipes, read_rest},
-    processes::{Child, ProcessSpec},
+    exec,
+    pipes::{discard_output, pipes, read_on, read_rest},
+    processes::ProcessSpec,
     sandbox::Sandbox,
     truncate::Tail,
+};
+use harvest_proto::{
+    bridge::{Exit, Fault},
+    redact,
 };
 
 /// How a captured command ended.
@@ -54,9 +53,7 @@ pub(crate) async fn run(
     spec: ProcessSpec,
     timeout: Duration,
 ) -> Result<Captured, Fault> {
-    let system = |error: std::io::Error| {
-        Fault::new(FaultCode::System, format!("cannot create a pipe: {error}"))
-    };
+    let system = |error: std::io::Error| Fault::system(format!("cannot create a pipe: {error}"));
     let oom_before = sandbox.oom.read();
     let (ours, mut theirs) = pipes(spec.uid, spec.gid, false).map_err(system)?;
     // One pipe for both outputs keeps their lines in order.
@@ -64,45 +61,11 @@ pub(crate) async fn run(
     let mut child = sandbox.processes.start(spec, theirs).await?;
     let mut tail = Tail::default();
     let exit = tokio::select! {
-        exit = wait(sandbox, &mut child, timeout, oom_before) => exit,
-        never = read_on(&ours.stdout, &mut tail) => never,
+        exit = exec::supervise(sandbox, &mut child, Some(timeout), pending(), oom_before) => exit,
+        never = read_on(&ours.stdout, |bytes| tail.push(bytes)) => never,
     };
     read_rest(&ours.stdout, |bytes| tail.push(bytes));
     // A service started by a hook may hold the pipe open; closing it would kill the service.
     tokio::task::spawn_local(discard_output(ours.stdout));
     Ok(Captured { exit, tail: tail.text() })
-}
-
-/// Waits for the exit of a command; kills it after `timeout`.
-pub(crate) async fn wait(
-    sandbox: &Sandbox,
-    child: &mut Child,
-    timeout: Duration,
-    oom_before: u64,
-) -> Exit {
-    tokio::select! {
-        end = child.wait() => sandbox.exit(end, oom_before),
-        () = tokio::time::sleep(timeout) => {
-            child.kill().await;
-            Exit::Timeout
-        }
-    }
-}
-
-/// Reads until it is cancelled.
-pub(crate) async fn read_on<T>(receiver: &pipe::Receiver, tail: &mut Tail) -> T {
-    let mut buffer = [0u8; 4096];
-    while receiver.readable().await.is_ok() {
-        match receiver.try_read(&mut buffer) {
-            Ok(0) => break,
-            Ok(count) => {
-                tail.push(&buffer[..count]);
-                // A pipe that never runs empty would starve the other tasks.
-                tokio::task::yield_now().await;
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-            Err(_) => break,
-        }
-    }
-    std::future::pending().await
 }

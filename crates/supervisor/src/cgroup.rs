@@ -8,8 +8,11 @@ use std::{
     time::Duration,
 };
 
+use harvest_proto::launch::Descriptor;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::time::{Instant, sleep};
+
+use crate::{launch::InheritedFds, log};
 
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -25,17 +28,14 @@ pub(crate) struct AgentGroup {
 }
 
 impl AgentGroup {
-    pub(crate) fn new(
-        joins: Vec<OwnedFd>,
-        procs: Option<OwnedFd>,
-        kill: Option<OwnedFd>,
-        freezer: Option<OwnedFd>,
-    ) -> Self {
+    pub(crate) fn new(inherited: &mut InheritedFds) -> Self {
+        let joins = inherited.take_all(Descriptor::JoinAgent);
+        let mut file = |kind| inherited.take(kind).map(File::from);
         Self {
             joins,
-            procs: procs.map(File::from),
-            kill: kill.map(File::from),
-            freezer: freezer.map(File::from),
+            procs: file(Descriptor::AgentProcs),
+            kill: file(Descriptor::AgentKill),
+            freezer: file(Descriptor::AgentFreezer),
         }
     }
 
@@ -51,9 +51,7 @@ impl AgentGroup {
             match self.members() {
                 Ok(members) if members.is_empty() => return true,
                 Ok(members) => self.kill_once(&members).await,
-                Err(error) => {
-                    crate::log::line(format_args!("cannot read the agent's cgroup: {error}"))
-                }
+                Err(error) => log::line(format_args!("cannot read the agent's cgroup: {error}")),
             }
             if Instant::now() >= deadline {
                 return false;
@@ -65,7 +63,7 @@ impl AgentGroup {
     async fn kill_once(&self, members: &[Pid]) {
         if let Some(mut kill) = self.kill.as_ref() {
             if let Err(error) = kill.write_all(b"1") {
-                crate::log::line(format_args!("cannot kill the agent's cgroup: {error}"));
+                log::line(format_args!("cannot kill the agent's cgroup: {error}"));
             }
             return;
         }
@@ -78,7 +76,7 @@ impl AgentGroup {
         if let Some(mut freezer) = self.freezer.as_ref()
             && let Err(error) = freezer.write_all(b"THAWED")
         {
-            crate::log::line(format_args!("cannot thaw the agent's cgroup: {error}"));
+            log::line(format_args!("cannot thaw the agent's cgroup: {error}"));
         }
     }
 
@@ -111,8 +109,8 @@ impl AgentGroup {
 pub(crate) struct OomCount(Option<File>);
 
 impl OomCount {
-    pub(crate) fn new(descriptor: Option<OwnedFd>) -> Self {
-        Self(descriptor.map(File::from))
+    pub(crate) fn new(inherited: &mut InheritedFds) -> Self {
+        Self(inherited.take(Descriptor::OomCount).map(File::from))
     }
 
     pub(crate) fn read(&self) -> u64 {

@@ -124,18 +124,21 @@ impl Connection {
         self.send(FromSupervisor::Reply { id, result }).await;
     }
 
-    /// Reports the exit of a command and frees its id.
-    pub(crate) async fn exited(&self, exec: RequestId, exit: Exit, millis: u64) {
+    /// Reports the exit of a command, or why it did not start, and frees its id.
+    pub(crate) async fn exited(&self, exec: RequestId, ended: Result<Exit, Fault>, millis: u64) {
         self.kills.borrow_mut().remove(&exec);
         self.terminals.borrow_mut().remove(&exec);
-        self.send(FromSupervisor::Exited { exec, exit, millis }).await;
+        match ended {
+            Ok(exit) => self.send(FromSupervisor::Exited { exec, exit, millis }).await,
+            Err(fault) => self.reply(exec, Err(fault)).await,
+        }
     }
 
     /// Notified when the client kills this command; fails when the id is already in use.
     pub(crate) fn register_command(&self, id: RequestId) -> Result<Rc<Notify>, Fault> {
         if self.kills.borrow().contains_key(&id) {
             let message = format!("request id {id} belongs to a running command");
-            return Err(Fault::new(FaultCode::Invalid, message));
+            return Err(Fault::invalid(message));
         }
         Ok(self.register_kill(id))
     }
@@ -143,8 +146,7 @@ impl Connection {
     /// Kills a command or cancels a transfer.
     pub(crate) fn kill(&self, id: RequestId) -> Result<Reply, Fault> {
         let kill = self.kills.borrow().get(&id).cloned();
-        let kill =
-            kill.ok_or_else(|| Fault::new(FaultCode::NotFound, "no such command is running"))?;
+        let kill = kill.ok_or_else(|| Fault::not_found("no such command is running"))?;
         kill.notify_one();
         Ok(Reply::Done)
     }
@@ -167,11 +169,9 @@ impl Connection {
     /// Resizes the terminal of a running command.
     pub(crate) fn resize(&self, exec: RequestId, rows: u16, cols: u16) -> Result<Reply, Fault> {
         let master = self.terminals.borrow().get(&exec).and_then(Weak::upgrade);
-        let master = master.ok_or_else(|| Fault::new(FaultCode::NotFound, "no such terminal"))?;
+        let master = master.ok_or_else(|| Fault::not_found("no such terminal"))?;
         let resized = master.resize(rows, cols);
-        resized.map_err(|error| {
-            Fault::new(FaultCode::System, format!("cannot resize the terminal: {error}"))
-        })?;
+        resized.map_err(|error| Fault::system(format!("cannot resize the terminal: {error}")))?;
         Ok(Reply::Done)
     }
 
@@ -228,10 +228,7 @@ impl Connection {
     fn check_free(&self, stream: StreamId) -> Result<(), Fault> {
         let (credits, inboxes) = (self.credits.borrow(), self.inboxes.borrow());
         if credits.contains_key(&stream) || inboxes.contains_key(&stream) {
-            return Err(Fault::new(
-                FaultCode::Invalid,
-                format!("stream {stream} is already in use"),
-            ));
+            return Err(Fault::invalid(format!("stream {stream} is already in use")));
         }
         if credits.len() + inboxes.len() >= MAX_STREAMS {
             return Err(Fault::new(FaultCode::Busy, "too many open streams"));
@@ -244,11 +241,5 @@ impl Connection {
         let mut tasks = self.tasks.borrow_mut();
         while tasks.try_join_next().is_some() {}
         tasks.spawn_local(task);
-    }
-
-    /// Replies to an `Exec` that could not be started.
-    pub(crate) async fn reject_exec(&self, id: RequestId, fault: Fault) {
-        self.kills.borrow_mut().remove(&id);
-        self.reply(id, Err(fault)).await;
     }
 }

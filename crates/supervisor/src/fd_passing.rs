@@ -30,10 +30,7 @@ pub(crate) fn send_some(
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(descriptors)) {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            "too many descriptors for one message",
-        ));
+        return Err(io::Error::other("too many descriptors for one message"));
     }
     let sent =
         rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;

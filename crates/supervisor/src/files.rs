@@ -7,7 +7,7 @@ use std::{
     ffi::OsStr,
     fs::{self, File, Metadata},
     io::{self, Write},
-    os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt},
+    os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     rc::Rc,
     sync::Arc,
@@ -27,6 +27,7 @@ use crate::{
     connection::Connection,
     log,
     resolve::{self, ResolvedPath},
+    sandbox::Sandbox,
     streams::{Credit, Inbox},
     truncate,
     users::User,
@@ -47,7 +48,7 @@ pub(crate) fn start(
     | FileRequest::ReadLink { path }
     | FileRequest::Remove { path, .. }) = &request;
     if !path.starts_with('/') || path.contains('\0') {
-        return Err(Fault::new(FaultCode::Invalid, format!("`{path}` is not an absolute path")));
+        return Err(Fault::invalid(format!("`{path}` is not an absolute path")));
     }
     let path = PathBuf::from(path);
     let shared = Rc::clone(connection);
@@ -80,18 +81,8 @@ pub(crate) fn start(
                     .await;
             });
         }
-        FileRequest::Stat { follow, .. } => connection.spawn(async move {
-            let result = blocking(path, move |path| describe(path, follow));
-            shared.reply(id, result.await.map(Reply::Stat)).await;
-        }),
-        FileRequest::List { after, .. } => connection.spawn(async move {
-            let result = blocking(path, move |path| list(path, after.as_deref()));
-            shared
-                .reply(id, result.await.map(|(entries, more)| Reply::List { entries, more }))
-                .await;
-        }),
         request => {
-            let operation = tree::operation(&connection.sandbox, request)?;
+            let operation = operation(&connection.sandbox, request)?;
             connection
                 .spawn(async move { shared.reply(id, blocking(path, operation).await).await });
         }
@@ -99,12 +90,42 @@ pub(crate) fn start(
     Ok(())
 }
 
+/// A blocking operation on a path.
+type FileOperation = Box<dyn FnOnce(&Path) -> io::Result<Reply> + Send>;
+
+/// The operation of a request without a stream; fails when its user is unknown.
+fn operation(sandbox: &Sandbox, request: FileRequest) -> Result<FileOperation, Fault> {
+    Ok(match request {
+        FileRequest::Stat { follow, .. } => {
+            Box::new(move |path| describe(path, follow).map(Reply::Stat))
+        }
+        FileRequest::List { after, .. } => Box::new(move |path| {
+            let (entries, more) = list(path, after.as_deref())?;
+            Ok(Reply::List { entries, more })
+        }),
+        FileRequest::Mkdir { mode, user, .. } => {
+            let user = sandbox.user(user.as_deref())?;
+            Box::new(move |path| tree::make_folder(path, mode, &user))
+        }
+        FileRequest::Symlink { target, user, .. } => {
+            let user = sandbox.user(user.as_deref())?;
+            Box::new(move |path| tree::make_link(path, &target, &user))
+        }
+        FileRequest::ReadLink { .. } => Box::new(|path| {
+            let target = fs::read_link(ResolvedPath::of(path)?.path())?;
+            Ok(Reply::Link { target: target.to_string_lossy().into_owned() })
+        }),
+        FileRequest::Remove { tree, .. } => Box::new(move |path| tree::remove(path, tree)),
+        FileRequest::Read { .. } | FileRequest::Write { .. } => unreachable!("has a stream"),
+    })
+}
+
 async fn blocking<T: Send + 'static>(
     path: PathBuf,
     work: impl FnOnce(&Path) -> io::Result<T> + Send + 'static,
 ) -> Result<T, Fault> {
-    let worked = spawn_blocking(move || work(&path).map_err(|error| fault(&path, &error))).await;
-    worked.unwrap_or_else(|_| Err(Fault::new(FaultCode::System, "the file operation panicked")))
+    let target = path.clone();
+    blocking_io(move || work(&target)).await.map_err(|error| fault(&path, &error))
 }
 
 async fn read(
@@ -127,13 +148,13 @@ async fn read(
     loop {
         let allowed = credit.available(MAX_DATA_BYTES).await;
         let same = Arc::clone(&file);
-        let chunk = spawn_blocking(move || {
+        let chunk = blocking_io(move || {
             let mut buffer = vec![0u8; allowed];
             let count = same.read_at(&mut buffer, offset)?;
             buffer.truncate(count);
-            Ok::<_, io::Error>(buffer)
+            Ok(buffer)
         });
-        match chunk.await.unwrap_or_else(|_| Err(io::ErrorKind::Interrupted.into())) {
+        match chunk.await {
             Ok(bytes) if bytes.is_empty() => break,
             Ok(bytes) => {
                 credit.spend(bytes.len());
@@ -178,7 +199,8 @@ async fn write(
     blocking_io(move || partial.finish()).await
 }
 
-async fn blocking_io<T: Send + 'static>(
+/// Runs blocking work on another thread.
+pub(crate) async fn blocking_io<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
     spawn_blocking(work).await.unwrap_or_else(|_| Err(io::ErrorKind::Interrupted.into()))
@@ -202,10 +224,7 @@ impl PartialFile {
         let file =
             fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
         let partial = Self { file, temporary, target: resolved };
-        let (uid, gid) = (rustix::fs::Uid::from_raw(user.uid), rustix::fs::Gid::from_raw(user.gid));
-        rustix::fs::fchown(&partial.file, Some(uid), Some(gid))?;
-        // After chown, which clears the set-id bits.
-        partial.file.set_permissions(fs::Permissions::from_mode(mode & 0o7777))?;
+        tree::set_owner_and_mode(&partial.file, mode, user)?;
         Ok(partial)
     }
 

@@ -55,7 +55,9 @@ fn execute_orders(orders: &File) -> io::Result<()> {
                 signal_all(Signal::STOP);
             }
             // Processes started after the kill stay frozen as the killed ones were.
-            2 => signal_all(Signal::KILL),
+            2 => {
+                signal_all(Signal::KILL);
+            }
             _ => {
                 FROZEN.store(false, Ordering::Relaxed);
                 signal_all(Signal::CONT);
@@ -65,12 +67,11 @@ fn execute_orders(orders: &File) -> io::Result<()> {
     }
 }
 
-// Only as pid 1: anywhere else the signal would reach every process of the machine.
-fn signal_all(signal: Signal) {
+/// Signals every other process; false when there is none. Only as pid 1: anywhere else the signal
+/// would reach every process of the machine.
+pub(crate) fn signal_all(signal: Signal) -> bool {
     let own = getpid();
-    if own.is_init() {
-        // To the kernel, pid -1 means every process but the caller, atomically: none can fork in
-        // between and be missed.
-        let _no_process = kill_process_group(own, signal);
-    }
+    // To the kernel, pid -1 means every process but the caller, atomically: none can fork in
+    // between and be missed.
+    own.is_init() && kill_process_group(own, signal).is_ok()
 }

@@ -14,7 +14,7 @@ use rustix::{
     fs::{Mode, OFlags},
     net::{Shutdown, shutdown},
 };
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::Deserialize;
 use tokio::{io::Interest, net::UnixStream};
 
 use crate::{fd_passing, log};
@@ -52,10 +52,8 @@ impl InheritedFds {
 
     fn add(&mut self, names: &[Descriptor], received: Vec<OwnedFd>) -> Result<(), LaunchError> {
         if names.len() != received.len() {
-            return Err(LaunchError::DescriptorCount {
-                named: names.len(),
-                received: received.len(),
-            });
+            let (named, received) = (names.len(), received.len());
+            return Err(LaunchError::DescriptorCount { named, received });
         }
         self.0.extend(names.iter().copied().zip(received));
         Ok(())
@@ -80,7 +78,7 @@ impl PendingLaunch {
     /// Reads the first message and replaces standard input with `/dev/null`.
     pub(crate) fn receive() -> Result<Self, LaunchError> {
         let socket = io::stdin().as_fd().try_clone_to_owned()?;
-        let (first, received) = read_message(|buffer| fd_passing::receive_some(&socket, buffer))?;
+        let (first, received) = read_message(&socket)?;
         let mut inherited = InheritedFds::default();
         let launch = match first {
             FirstMessage::Launch(launch) => {
@@ -105,10 +103,8 @@ impl PendingLaunch {
     /// then pivot the root of all processes; one being forked at that moment would keep the old
     /// root.
     pub(crate) fn on_settled(&self) -> Result<impl FnOnce() + use<>, LaunchError> {
-        let socket = match self.launch {
-            Some(_) => None,
-            None => Some(self.socket.try_clone()?),
-        };
+        let early = self.launch.is_none();
+        let socket = early.then(|| self.socket.try_clone()).transpose()?;
         // The engine polls for the shutdown of this direction.
         Ok(move || {
             if let Some(error) = socket.and_then(|socket| shutdown(socket, Shutdown::Write).err()) {
@@ -156,14 +152,11 @@ async fn read_launch(socket: OwnedFd) -> Result<(Launch, Vec<OwnedFd>), LaunchEr
 const MESSAGE_BYTES: usize = 256 * 1024;
 
 // A stream socket may split a long message: read until the JSON is complete.
-fn read_message<T: DeserializeOwned>(
-    mut receive: impl FnMut(&mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)>,
-) -> Result<(T, Vec<OwnedFd>), LaunchError> {
-    let mut text = Vec::new();
-    let mut descriptors = Vec::new();
+fn read_message(socket: &OwnedFd) -> Result<(FirstMessage, Vec<OwnedFd>), LaunchError> {
+    let (mut text, mut descriptors) = (Vec::new(), Vec::new());
     let mut buffer = vec![0u8; MESSAGE_BYTES];
     loop {
-        let (count, more) = receive(&mut buffer)?;
+        let (count, more) = fd_passing::receive_some(socket, &mut buffer)?;
         descriptors.extend(more);
         text.extend_from_slice(&buffer[..count]);
         match serde_json::from_slice::<serde::de::IgnoredAny>(&text) {

@@ -34,8 +34,7 @@ pub(crate) fn pipes(
         [&their_stdin, &their_stdout, &their_stderr].into_iter().skip(usize::from(!with_stdin))
     {
         // Opening /dev/stdout by name checks the pipe's owner.
-        let (uid, gid) = (rustix::fs::Uid::from_raw(uid), rustix::fs::Gid::from_raw(gid));
-        let _only_by_path = rustix::fs::fchown(pipe, Some(uid), Some(gid));
+        let _only_by_path = std::os::unix::fs::fchown(pipe, Some(uid), Some(gid));
     }
     let ours = Pipes {
         stdin,
@@ -63,6 +62,29 @@ pub(crate) fn read_rest(receiver: &pipe::Receiver, mut take: impl FnMut(&[u8])) 
         take(&buffer[..count]);
         left = left.saturating_sub(count);
     }
+}
+
+/// Reads until the other end is closed.
+pub(crate) async fn read_all(receiver: &pipe::Receiver, mut take: impl FnMut(&[u8])) {
+    let mut buffer = [0u8; 4096];
+    while receiver.readable().await.is_ok() {
+        match receiver.try_read(&mut buffer) {
+            Ok(0) => return,
+            Ok(count) => {
+                take(&buffer[..count]);
+                // A pipe that never runs empty would starve the other tasks.
+                tokio::task::yield_now().await;
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(_) => return,
+        }
+    }
+}
+
+/// Reads until it is cancelled.
+pub(crate) async fn read_on<T>(receiver: &pipe::Receiver, take: impl FnMut(&[u8])) -> T {
+    read_all(receiver, take).await;
+    std::future::pending().await
 }
 
 /// Reads without waiting. With `last` it bypasses the runtime, whose readiness state may lag

@@ -30,7 +30,7 @@ impl PtyMaster {
         modes.input_modes |= InputModes::IUTF8;
         tcsetattr(&theirs, OptionalActions::Now, &modes)?;
         // Programs may open the terminal by path. The group stays `tty`.
-        let _only_by_path = rustix::fs::fchown(&theirs, Some(rustix::fs::Uid::from_raw(uid)), None);
+        let _only_by_path = std::os::unix::fs::fchown(&theirs, Some(uid), None);
         let master = Self(ours);
         master.resize(size.rows, size.cols)?;
         Ok((master, theirs))

@@ -21,14 +21,9 @@ const MAX_ATTEMPTS: usize = 64;
 /// Opens a path, following ordinary links only.
 pub(crate) fn open(path: &Path, flags: OFlags) -> io::Result<File> {
     let mut attempts = 0;
+    let (flags, resolve) = (flags | OFlags::CLOEXEC, ResolveFlags::NO_MAGICLINKS);
     loop {
-        match openat2(
-            CWD,
-            path,
-            flags | OFlags::CLOEXEC,
-            Mode::empty(),
-            ResolveFlags::NO_MAGICLINKS,
-        ) {
+        match openat2(CWD, path, flags, Mode::empty(), resolve) {
             Err(Errno::AGAIN | Errno::INTR) if attempts < MAX_ATTEMPTS => attempts += 1,
             opened => return Ok(OwnedFd::into(opened?)),
         }

@@ -28,13 +28,7 @@ const BLOCKING_STACK_BYTES: usize = 256 * 1024;
 const GRACE: Duration = Duration::from_secs(3);
 
 pub(crate) fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            log::line(format_args!("{error}"));
-            ExitCode::FAILURE
-        }
-    }
+    log::exit_code("", run())
 }
 
 fn run() -> Result<(), LaunchError> {
@@ -84,30 +78,18 @@ async fn serve(mut pending: PendingLaunch) -> Result<(), LaunchError> {
 }
 
 fn sandbox(launch: Launch, processes: Rc<Processes>, mut inherited: InheritedFds) -> Sandbox {
-    let agent_group = AgentGroup::new(
-        inherited.take_all(Descriptor::JoinAgent),
-        inherited.take(Descriptor::AgentProcs),
-        inherited.take(Descriptor::AgentKill),
-        inherited.take(Descriptor::AgentFreezer),
-    );
     Sandbox {
         launch,
         session_env: RefCell::default(),
         processes,
-        agent_group,
-        oom: OomCount::new(inherited.take(Descriptor::OomCount)),
+        agent_group: AgentGroup::new(&mut inherited),
+        oom: OomCount::new(&mut inherited),
         detached: Rc::default(),
     }
 }
 
-// Only as pid 1: anywhere else the signal would reach every process of the machine.
 async fn terminate_all() {
-    let own = rustix::process::getpid();
-    if !own.is_init() {
-        return;
-    }
-    // To the kernel, pid -1 means every process the caller may signal, except itself.
-    if rustix::process::kill_process_group(own, rustix::process::Signal::TERM).is_err() {
+    if !freeze::signal_all(rustix::process::Signal::TERM) {
         return;
     }
     let all_exited = async {

@@ -4,7 +4,7 @@
 use std::{cell::RefCell, collections::BTreeMap, rc::Rc};
 
 use harvest_proto::{
-    bridge::{Exit, Fault, FaultCode},
+    bridge::{Exit, Fault},
     launch::Launch,
 };
 
@@ -41,8 +41,7 @@ impl Sandbox {
     pub(crate) fn user(&self, user: Option<&str>) -> Result<User, Fault> {
         let wanted = user.unwrap_or(&self.launch.user);
         let wanted = if wanted.is_empty() { "root" } else { wanted };
-        users::find(wanted)
-            .ok_or_else(|| Fault::new(FaultCode::Invalid, format!("there is no user `{wanted}`")))
+        users::find(wanted).ok_or_else(|| Fault::invalid(format!("there is no user `{wanted}`")))
     }
 
     /// The environment of a process of this user.

@@ -17,33 +17,26 @@ pub struct ExecRequest {
     #[serde(default)]
     pub argv: Vec<String>,
     /// Program text to run instead of a program; `lang` is its language.
-    #[serde(default)]
     pub code: Option<String>,
     /// Language of `code`.
-    #[serde(default)]
     pub lang: Option<Language>,
     /// Environment variables in addition to the sandbox's.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
     /// Working folder; the first checkout of a session, otherwise the image's, when absent.
-    #[serde(default)]
     pub cwd: Option<String>,
     /// User to run as: `harvest` (default in sessions), `root` or a uid; the image's when absent.
-    #[serde(default)]
     pub user: Option<String>,
     /// The command and all its processes are killed after this time; 30 minutes when absent, never
     /// when 0.
-    #[serde(default)]
     pub timeout_millis: Option<u64>,
     /// Standard input in base64; empty when absent.
-    #[serde(default)]
     pub stdin: Option<String>,
     /// Keep the command running when the client or the server is gone; output from then on is lost.
     /// The session is not idle while such a command runs.
     #[serde(default)]
     pub detach: bool,
     /// The sandbox to create for the command; only for `POST /v1/exec`.
-    #[serde(default)]
     pub sandbox: Option<Box<CreateSandbox>>,
 }
 

@@ -15,13 +15,11 @@ pub struct CreateImage {
     pub from: ImageSource,
     /// Name of the image. Required for a folder; a pulled image takes the last part of its
     /// reference by default; a recipe has its own name.
-    #[serde(default)]
     pub name: Option<String>,
     /// Run every step of the recipe again, ignoring cached layers.
     #[serde(default)]
     pub force: bool,
     /// Maximum unpacked size of one layer; 64 GiB when absent.
-    #[serde(default)]
     pub max_bytes: Option<u64>,
 }
 

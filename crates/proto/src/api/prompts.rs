@@ -20,7 +20,6 @@ pub struct CreatePrompt {
     #[serde(default)]
     pub now: bool,
     /// Author of the commits; the token's user when absent.
-    #[serde(default)]
     pub author: Option<Author>,
 }
 

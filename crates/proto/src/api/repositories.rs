@@ -13,16 +13,12 @@ pub struct AddRepository {
     pub url: String,
     /// Name of the repository in Harvest: `NAME` or `OWNER/NAME`. What is absent is taken from the
     /// last two segments of the URL; the owner of a URL with one segment is `local`.
-    #[serde(default)]
     pub name: Option<RepositoryRef>,
     /// Branch that sessions start from; the remote's default branch when absent.
-    #[serde(default)]
     pub base: Option<BranchName>,
     /// Name of the stored secret for the remote: a token for HTTP basic authentication.
-    #[serde(default)]
     pub secret: Option<String>,
     /// Image that sandboxes start from; the default image when absent.
-    #[serde(default)]
     pub image: Option<String>,
 }
 

@@ -1,10 +1,10 @@
 //! Standalone sandboxes: create, list, snapshot, fork, restore.
 
-use std::{collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{SandboxId, SnapshotId, Timestamp};
+use crate::{SandboxId, SnapshotId, Timestamp, text::string_conversions};
 
 /// `POST /v1/sandboxes`: creates a standalone sandbox.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -12,10 +12,8 @@ use crate::{SandboxId, SnapshotId, Timestamp};
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct CreateSandbox {
     /// Image to start from; `base` when neither this nor `from` is given.
-    #[serde(default)]
     pub image: Option<String>,
     /// Snapshot to start from, instead of an image.
-    #[serde(default)]
     pub from: Option<SnapshotId>,
     /// Resource limits; the machine's defaults for absent ones.
     #[serde(default)]
@@ -28,7 +26,6 @@ pub struct CreateSandbox {
     pub volumes: Vec<VolumeMount>,
     /// Mount the shared folder `/mnt/state`, which keeps its files between sandboxes; true when
     /// absent.
-    #[serde(default)]
     pub state: Option<bool>,
     /// Environment variables for every command, in addition to the image's.
     #[serde(default)]
@@ -80,17 +77,11 @@ impl fmt::Display for SandboxOwner {
     }
 }
 
-impl From<SandboxOwner> for String {
-    fn from(owner: SandboxOwner) -> Self {
-        owner.to_string()
-    }
-}
+impl FromStr for SandboxOwner {
+    type Err = String;
 
-impl TryFrom<String> for SandboxOwner {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        match text.as_str() {
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
             "you" => Ok(Self::Standalone),
             "session" => Ok(Self::Session),
             other => other
@@ -102,29 +93,26 @@ impl TryFrom<String> for SandboxOwner {
     }
 }
 
+string_conversions!(SandboxOwner, String);
+
 /// Resource limits of a sandbox, for all its commands together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SandboxLimits {
     /// Memory including swap.
-    #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(minimum = 1048576, maximum = 1125899906842624_i64))]
     pub memory_bytes: Option<u64>,
     /// CPU time in milliseconds per second; 1000 is one core.
-    #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(minimum = 10, maximum = 4096000))]
     pub cpu_millis_per_second: Option<u32>,
     /// Number of processes and threads.
-    #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 4194304))]
     pub pids: Option<u32>,
     /// Bytes the sandbox may write to its own disk, volumes not included.
-    #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(minimum = 4096, maximum = 1125899906842624_i64))]
     pub writable_bytes: Option<u64>,
     /// The sandbox is stopped after this time and its disk kept; never when absent.
-    #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 315360000))]
     pub lifetime_secs: Option<u64>,
 }
@@ -236,7 +224,6 @@ pub struct SandboxSnapshot {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ForkSandbox {
     /// Number of copies, 1 to 100; one when absent.
-    #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 100))]
     pub count: Option<u16>,
 }

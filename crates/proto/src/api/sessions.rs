@@ -57,39 +57,30 @@ impl SessionState {
 pub struct CreateSession {
     /// A registered repository, `OWNER/NAME` or `NAME` if only one has it, or a git URL. Short for
     /// one entry of `repositories`.
-    #[serde(default)]
     pub repository: Option<String>,
     /// The repositories, each checked out below `/workspace`; the agent works in the first one.
     /// Without repositories the session starts in an empty folder.
     #[serde(default)]
     pub repositories: Vec<UseRepository>,
     /// The first prompt; without one the session is idle.
-    #[serde(default)]
     pub prompt: Option<PromptText>,
     /// Branch that `repository` starts from; the repository's default when absent.
-    #[serde(default)]
     pub base: Option<BranchName>,
     /// The agent: `claude` (default) or `scripted`.
-    #[serde(default)]
     pub agent: Option<AgentName>,
     /// The model: `NAME`, `anthropic/NAME` or `scripted`; the agent's default when absent.
-    #[serde(default)]
     pub model: Option<ModelRef>,
     /// Network policy: `none` or `trusted` (default).
-    #[serde(default)]
     pub network: Option<NetworkPolicy>,
     /// Author of the commits; the token's user when absent.
-    #[serde(default)]
     pub author: Option<Author>,
     /// Environment variables for hooks, agent and commands. Not for secrets: every process in the
     /// sandbox can read them.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
     /// Snapshot to start from; checkouts it contains stay as they are.
-    #[serde(default)]
     pub from: Option<SnapshotId>,
     /// A unique key of your choice for the session.
-    #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 200))]
     pub key: Option<String>,
 }
@@ -202,14 +193,11 @@ pub struct Session {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ForkSession {
     /// The turn to continue from; 0 is the session's start; the current state when absent.
-    #[serde(default)]
     pub turn: Option<u32>,
     /// Number of forks, 1 to 16; when absent, one per entry of `prompts`, or one.
-    #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 16))]
     pub count: Option<u32>,
     /// First prompt of every fork.
-    #[serde(default)]
     pub prompt: Option<PromptText>,
     /// First prompt of each fork, instead of `prompt`.
     #[serde(default)]

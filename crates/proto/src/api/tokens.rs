@@ -55,10 +55,8 @@ pub struct CreateToken {
     )]
     pub name: String,
     /// User the token belongs to; the requesting user when absent.
-    #[serde(default)]
     pub user: Option<Author>,
     /// Permissions. When absent: `member` for another user, the requester's own role otherwise.
-    #[serde(default)]
     pub role: Option<Role>,
 }
 

@@ -13,10 +13,8 @@ pub struct CreateVolume {
     #[cfg_attr(feature = "openapi", schema(pattern = "^[A-Za-z0-9_-]{1,80}$"))]
     pub name: String,
     /// Size, reserved on the machine's disk at once; 2 GiB when absent.
-    #[serde(default)]
     pub size_bytes: Option<u64>,
     /// Maximum number of files; 500,000 when absent, fewer for a small volume.
-    #[serde(default)]
     pub files: Option<u64>,
 }
 

@@ -45,20 +45,20 @@ impl<Message: Serialize> Frame<Message> {
     /// When a data frame is longer than [`MAX_DATA_BYTES`], a bug of the caller.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let (kind, head, body) = match self {
-            Self::Control(message) => (
-                0,
-                Vec::new(),
-                serde_json::to_vec(message).expect("messages hold only maps with text keys"),
-            ),
+        let mut frame = vec![0; 5];
+        match self {
+            Self::Control(message) => serde_json::to_writer(&mut frame, message)
+                .expect("messages hold only maps with text keys"),
             Self::Data { stream, bytes } => {
                 assert!(bytes.len() <= MAX_DATA_BYTES, "the sender splits data frames");
-                (1, stream.to_be_bytes().to_vec(), bytes.clone())
+                frame[4] = 1;
+                frame.extend_from_slice(&stream.to_be_bytes());
+                frame.extend_from_slice(bytes);
             }
-        };
-        let length =
-            u32::try_from(1 + head.len() + body.len()).expect("frames are far below 4 GiB");
-        [&length.to_be_bytes()[..], &[kind], &head, &body].concat()
+        }
+        let length = u32::try_from(frame.len() - 4).expect("frames are far below 4 GiB");
+        frame[..4].copy_from_slice(&length.to_be_bytes());
+        frame
     }
 }
 

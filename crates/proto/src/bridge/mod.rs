@@ -379,6 +379,21 @@ impl Fault {
     pub fn new(code: FaultCode, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), full: false }
     }
+
+    /// The request is invalid.
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(FaultCode::Invalid, message)
+    }
+
+    /// There is no such file, command or turn.
+    pub fn not_found(message: impl Into<String>) -> Self {
+        Self::new(FaultCode::NotFound, message)
+    }
+
+    /// A system call failed.
+    pub fn system(message: impl Into<String>) -> Self {
+        Self::new(FaultCode::System, message)
+    }
 }
 
 /// Kinds of [`Fault`].

@@ -114,34 +114,23 @@ impl Block {
 
 /// An error response.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct ErrorStep {
     /// The HTTP status.
-    #[serde(default = "ErrorStep::default_status")]
     pub status: u16,
     /// Error type of the model API.
-    #[serde(rename = "type", default = "ErrorStep::default_kind")]
+    #[serde(rename = "type")]
     pub kind: String,
     /// Error message.
-    #[serde(default = "ErrorStep::default_message")]
     pub message: String,
     /// Number of requests that fail before one succeeds.
-    #[serde(default = "ErrorStep::default_times")]
     pub times: u32,
 }
 
-impl ErrorStep {
-    const fn default_status() -> u16 {
-        500
-    }
-    fn default_kind() -> String {
-        "api_error".to_owned()
-    }
-    fn default_message() -> String {
-        "scripted error".to_owned()
-    }
-    const fn default_times() -> u32 {
-        1
+impl Default for ErrorStep {
+    fn default() -> Self {
+        let (kind, message) = ("api_error".to_owned(), "scripted error".to_owned());
+        Self { status: 500, kind, message, times: 1 }
     }
 }
 

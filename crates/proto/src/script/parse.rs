@@ -72,16 +72,12 @@ enum DropJson {
     Times(u32),
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 struct UsageJson {
-    #[serde(default)]
     input: u64,
-    #[serde(default)]
     output: u64,
-    #[serde(default)]
     cache_read: u64,
-    #[serde(default)]
     cache_write: u64,
 }
 

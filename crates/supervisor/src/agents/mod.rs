@@ -15,7 +15,7 @@ use harvest_proto::{
     bridge::{AgentLaunch, TurnRequest},
 };
 
-pub(crate) use self::process::{AgentOutput, AgentProcess};
+pub(crate) use self::process::{AgentContext, AgentOutput, AgentProcess};
 
 pub(crate) trait Agent {
     /// The command line. With `resume` the conversation should exist on disk; if it does not, the

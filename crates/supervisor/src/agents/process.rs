@@ -15,7 +15,7 @@ use crate::{
     capture::describe,
     git::NON_INTERACTIVE,
     outbox::Outbox,
-    pipes::{pipes, read_rest},
+    pipes::{pipes, read_all, read_rest},
     processes::{Child, ProcessExit},
     sandbox::Sandbox,
     truncate::Tail,
@@ -31,37 +31,35 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 // A line carries at most one tool result; one with an image takes a few megabytes as text.
 const MAX_LINE_BYTES: usize = 8 * 1024 * 1024;
 
+/// What an agent is started with.
+#[derive(Clone)]
+pub(crate) struct AgentContext {
+    pub(crate) sandbox: Rc<Sandbox>,
+    pub(crate) outbox: Rc<Outbox>,
+    pub(crate) launch: AgentLaunch,
+    pub(crate) cwd: String,
+}
+
 /// Why an agent did not start.
 #[derive(Debug)]
-pub(crate) enum AgentStartError {
-    /// The process could not be started.
-    NoProcess(String),
-    /// The agent exited, or was killed, before it was ready.
-    Exited { exit: Exit, tail: String },
+pub(crate) struct AgentStartError {
+    /// The exit before it was ready; `None` when there is no process.
+    exit: Option<Exit>,
+    /// The tail of stderr, or the reason why there is no process.
+    pub(crate) tail: String,
 }
 
 impl AgentStartError {
     /// The exit; 127, as in shells, for a program that cannot be started.
     pub(crate) fn exit(&self) -> Exit {
-        match self {
-            Self::NoProcess(_) => Exit::Code(127),
-            Self::Exited { exit, .. } => *exit,
-        }
-    }
-
-    /// The tail of stderr, or the reason why there is no process.
-    pub(crate) fn tail(&self) -> &str {
-        let (Self::NoProcess(tail) | Self::Exited { tail, .. }) = self;
-        tail
+        self.exit.unwrap_or(Exit::Code(127))
     }
 }
 
 impl fmt::Display for AgentStartError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoProcess(reason) => out.write_str(reason),
-            Self::Exited { exit, tail } => write!(out, "{tail}\nthe agent {}", describe(*exit)),
-        }
+        out.write_str(&self.tail)?;
+        self.exit.map_or(Ok(()), |exit| write!(out, "\nthe agent {}", describe(exit)))
     }
 }
 
@@ -72,8 +70,7 @@ pub(crate) enum AgentOutput {
 }
 
 pub(crate) struct AgentProcess {
-    sandbox: Rc<Sandbox>,
-    outbox: Rc<Outbox>,
+    context: AgentContext,
     child: Child,
     lines: LineReader,
     stdin: mpsc::UnboundedSender<Vec<u8>>,
@@ -87,28 +84,20 @@ impl AgentProcess {
     /// Starts the agent and waits until it is ready. If creating or resuming the conversation fails
     /// (the id is taken, or there is nothing to resume), the other way is tried.
     pub(crate) async fn start(
-        sandbox: &Rc<Sandbox>,
-        outbox: &Rc<Outbox>,
-        launch: &AgentLaunch,
-        cwd: &str,
+        context: &AgentContext,
         resume: bool,
     ) -> Result<Self, AgentStartError> {
-        match Self::start_once(sandbox, outbox, launch, cwd, resume).await {
-            Err(AgentStartError::Exited { exit: Exit::Code(_), .. }) => {
-                Self::start_once(sandbox, outbox, launch, cwd, !resume).await
+        match Self::start_once(context, resume).await {
+            Err(AgentStartError { exit: Some(Exit::Code(_)), .. }) => {
+                Self::start_once(context, !resume).await
             }
             other => other,
         }
     }
 
-    async fn start_once(
-        sandbox: &Rc<Sandbox>,
-        outbox: &Rc<Outbox>,
-        launch: &AgentLaunch,
-        cwd: &str,
-        resume: bool,
-    ) -> Result<Self, AgentStartError> {
-        let mut agent = Self::spawn(sandbox, outbox, launch, cwd, resume).await?;
+    async fn start_once(context: &AgentContext, resume: bool) -> Result<Self, AgentStartError> {
+        let spawned = Self::spawn(context, resume).await;
+        let mut agent = spawned.map_err(|tail| AgentStartError { exit: None, tail })?;
         if let Some(line) = agent.agent.init_line() {
             agent.send(line);
         }
@@ -130,18 +119,12 @@ impl AgentProcess {
         };
         let tail = agent.stderr_tail();
         agent.child.kill().await;
-        Err(AgentStartError::Exited { exit, tail })
+        Err(AgentStartError { exit: Some(exit), tail })
     }
 
-    async fn spawn(
-        sandbox: &Rc<Sandbox>,
-        outbox: &Rc<Outbox>,
-        launch: &AgentLaunch,
-        cwd: &str,
-        resume: bool,
-    ) -> Result<Self, AgentStartError> {
-        let failed = AgentStartError::NoProcess;
-        let user = sandbox.user(Some(AGENT_USER)).map_err(|fault| failed(fault.message))?;
+    async fn spawn(context: &AgentContext, resume: bool) -> Result<Self, String> {
+        let AgentContext { sandbox, launch, cwd, .. } = context;
+        let user = sandbox.user(Some(AGENT_USER)).map_err(|fault| fault.message)?;
         let agent = super::named(launch.name);
         let invocation = agent.invocation(launch, cwd, resume);
         let mut spec = sandbox.process_spec(invocation.argv, &user, cwd);
@@ -152,20 +135,21 @@ impl AgentProcess {
                 .map(|(name, value)| ((*name).to_owned(), (*value).to_owned())),
         );
         let oom_before = sandbox.oom.read();
-        let (ours, theirs) =
-            pipes(spec.uid, spec.gid, true).map_err(|error| failed(error.to_string()))?;
+        let (ours, theirs) = pipes(spec.uid, spec.gid, true).map_err(|error| error.to_string())?;
         let joins = &sandbox.agent_group.joins;
         let started = sandbox.processes.start_joined(spec, theirs, joins).await;
-        let child = started.map_err(|fault| failed(fault.message))?;
+        let child = started.map_err(|fault| fault.message)?;
         let stderr = Rc::new(Stderr { pipe: ours.stderr, tail: RefCell::default() });
-        tokio::task::spawn_local(collect_stderr(Rc::clone(&stderr)));
+        let collected = Rc::clone(&stderr);
+        tokio::task::spawn_local(async move {
+            read_all(&collected.pipe, |bytes| collected.tail.borrow_mut().push(bytes)).await;
+        });
         let (sender, queue) = mpsc::unbounded_channel();
         if let Some(pipe) = ours.stdin {
             tokio::task::spawn_local(write(pipe, queue));
         }
         Ok(Self {
-            sandbox: Rc::clone(sandbox),
-            outbox: Rc::clone(outbox),
+            context: context.clone(),
             child,
             lines: LineReader::new(ours.stdout),
             stdin: sender,
@@ -205,11 +189,11 @@ impl AgentProcess {
     }
 
     fn send_replies(&self, signals: Vec<Signal>) -> Vec<Signal> {
-        let (replies, rest): (Vec<_>, Vec<_>) =
-            signals.into_iter().partition(|signal| matches!(signal, Signal::Send(_)));
-        for signal in replies {
-            if let Signal::Send(line) = signal {
-                self.send(line);
+        let mut rest = Vec::new();
+        for signal in signals {
+            match signal {
+                Signal::Send(line) => self.send(line),
+                other => rest.push(other),
             }
         }
         rest
@@ -233,9 +217,9 @@ impl AgentProcess {
                 return AgentOutput::Signals(signals);
             }
             if let Some(end) = self.exit {
-                return AgentOutput::Exited(self.sandbox.exit(end, self.oom_before));
+                return AgentOutput::Exited(self.context.sandbox.exit(end, self.oom_before));
             }
-            self.outbox.wait_for_space().await;
+            self.context.outbox.wait_for_space().await;
             tokio::select! {
                 biased;
                 // A pipe that never runs empty would starve the other tasks.
@@ -258,8 +242,10 @@ impl AgentProcess {
 
     /// The last lines of stderr, with likely secrets redacted.
     pub(crate) fn stderr_tail(&self) -> String {
-        self.stderr.read_rest();
-        redact::redact(&self.stderr.tail.borrow_mut().text())
+        let tail = &self.stderr.tail;
+        // Without waiting; after the agent's exit that is everything.
+        read_rest(&self.stderr.pipe, |bytes| tail.borrow_mut().push(bytes));
+        redact::redact(&tail.borrow_mut().text())
     }
 
     /// Kills the agent and its descendants.
@@ -291,29 +277,6 @@ async fn write(mut stdin: pipe::Sender, mut queue: mpsc::UnboundedReceiver<Vec<u
 struct Stderr {
     pipe: pipe::Receiver,
     tail: RefCell<Tail>,
-}
-
-impl Stderr {
-    // Reads without waiting; after the agent's exit that is everything.
-    fn read_rest(&self) {
-        read_rest(&self.pipe, |bytes| self.tail.borrow_mut().push(bytes));
-    }
-}
-
-async fn collect_stderr(stderr: Rc<Stderr>) {
-    let mut buffer = [0u8; 4096];
-    while stderr.pipe.readable().await.is_ok() {
-        match stderr.pipe.try_read(&mut buffer) {
-            Ok(0) => return,
-            Ok(count) => {
-                stderr.tail.borrow_mut().push(&buffer[..count]);
-                // A pipe that never runs empty would starve the other tasks.
-                tokio::task::yield_now().await;
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(_) => return,
-        }
-    }
 }
 
 enum AgentLine {
@@ -349,11 +312,8 @@ impl LineReader {
         let mut line = std::mem::replace(&mut self.buffer, rest);
         line.pop();
         self.searched = 0;
-        if std::mem::take(&mut self.skipping) {
-            Some(AgentLine::TooLong)
-        } else {
-            Some(AgentLine::Complete(line))
-        }
+        let skipped = std::mem::take(&mut self.skipping);
+        Some(if skipped { AgentLine::TooLong } else { AgentLine::Complete(line) })
     }
 
     // False at the end of the output. Cancel-safe.

@@ -5,7 +5,8 @@
 use std::{rc::Rc, time::Duration};
 
 use harvest_proto::bridge::{
-    BridgeRole, Decoder, Fault, FaultCode, Frame, FromSupervisor, Reply, ToSupervisor, VERSION,
+    BridgeRole, Decoder, Fault, FaultCode, Frame, FromSupervisor, Reply, RequestId, ToSupervisor,
+    VERSION,
 };
 use tokio::{
     io::AsyncReadExt,
@@ -27,8 +28,8 @@ pub(super) async fn serve(bridge: Rc<Bridge>, stream: UnixStream) {
     let mut decoder = Decoder::default();
     let hello = timeout(HANDSHAKE_TIMEOUT, read_hello(&mut reader, &mut decoder)).await;
     let Ok(Some((role, heartbeat))) = hello else { return };
-    let claim = match admit(&bridge, &role) {
-        Ok(claim) => claim,
+    let owner = match admit(&bridge, &role) {
+        Ok(owner) => owner,
         Err(reason) => return log::line(format_args!("rejected a connection: {reason}")),
     };
     let (connection, queue) = Connection::new(Rc::clone(&bridge.sandbox));
@@ -36,28 +37,20 @@ pub(super) async fn serve(bridge: Rc<Bridge>, stream: UnixStream) {
     let status = bridge.status();
     let detached = status.detached;
     connection.send(FromSupervisor::Welcome { version: VERSION, status }).await;
-    let superseded =
-        claim.as_ref().map_or_else(|| Rc::new(Notify::new()), |(_, lost)| Rc::clone(lost));
-    let client = Client { bridge, connection, owner: owner_epoch(&role) };
+    let superseded = owner.as_ref().map(|owner| Rc::clone(&owner.claim)).unwrap_or_default();
+    let client = Client { bridge, connection, owner };
     let connection = &client.connection;
     let reason = tokio::select! {
         reason = client.read(&mut reader, decoder) => reason,
         () = connection.write(writer, queue) => "the client stopped reading",
         () = connection.broken.notified() => "a stream failed",
         () = superseded.notified() => "another owner took over",
-        () = client.push_events(claim, role, heartbeat, detached) => "",
+        () = client.push_events(heartbeat, detached) => "",
     };
     if !reason.is_empty() && client.owner.is_some() {
         log::line(format_args!("the owner's connection closed: {reason}"));
     }
     connection.close();
-}
-
-fn owner_epoch(role: &BridgeRole) -> Option<u64> {
-    match role {
-        BridgeRole::Owner { epoch, .. } => Some(*epoch),
-        BridgeRole::Client => None,
-    }
 }
 
 async fn read_hello(
@@ -90,43 +83,41 @@ async fn fill(reader: &mut OwnedReadHalf, decoder: &mut Decoder) -> std::io::Res
     }
 }
 
-type OwnerClaim = (u64, Rc<Notify>);
+/// The owner of the session.
+struct Owner {
+    epoch: u64,
+    stored: u64,
+    claim: Rc<Notify>,
+}
 
-fn admit(bridge: &Bridge, role: &BridgeRole) -> Result<Option<OwnerClaim>, String> {
-    let BridgeRole::Owner { lease, epoch, .. } = role else { return Ok(None) };
+fn admit(bridge: &Bridge, role: &BridgeRole) -> Result<Option<Owner>, String> {
+    let BridgeRole::Owner { lease, epoch, stored } = *role else { return Ok(None) };
     if let Some(booted) = bridge.boot.epoch()
-        && booted != *epoch
+        && booted != epoch
     {
         return Err(format!("the epoch is {booted}, not {epoch}"));
     }
-    bridge.ownership.claim(*lease).map(Some).ok_or_else(|| format!("lease {lease} is outdated"))
+    let claim = bridge.ownership.claim(lease);
+    let claim = claim.ok_or_else(|| format!("lease {lease} is outdated"))?;
+    Ok(Some(Owner { epoch, stored, claim }))
 }
 
 /// A client after the handshake.
 struct Client {
     bridge: Rc<Bridge>,
     connection: Rc<Connection>,
-    /// The epoch of an owner; `None` for other clients.
-    owner: Option<u64>,
+    owner: Option<Owner>,
 }
 
 impl Client {
     // Sends events and heartbeats to the owner.
-    async fn push_events(
-        &self,
-        claim: Option<OwnerClaim>,
-        role: BridgeRole,
-        heartbeat: Duration,
-        mut detached: u32,
-    ) {
+    async fn push_events(&self, heartbeat: Duration, mut detached: u32) {
         let Bridge { sandbox, outbox, turns, ownership, .. } = &*self.bridge;
-        let (Some((number, _)), BridgeRole::Owner { stored, .. }) = (claim, role) else {
-            return std::future::pending().await;
-        };
-        outbox.reconnect(stored);
+        let Some(owner) = &self.owner else { return std::future::pending().await };
+        outbox.reconnect(owner.stored);
         let mut heartbeat = interval(heartbeat);
         heartbeat.reset();
-        while ownership.is_current(number) {
+        while ownership.is_current(&owner.claim) {
             let (events, commands) =
                 (outbox.changed.notified(), sandbox.detached.changed.notified());
             if sandbox.detached.count() != detached {
@@ -174,26 +165,27 @@ impl Client {
             ToSupervisor::Credit { stream, bytes } => return connection.grant(stream, bytes),
             ToSupervisor::End { stream } => return connection.end_incoming(stream),
             ToSupervisor::Ping => return connection.send(FromSupervisor::Pong).await,
-            ToSupervisor::Exec { id, command } => match exec::start(connection, id, *command) {
-                Ok(()) => return,
-                Err(fault) => (id, Err(fault)),
-            },
-            ToSupervisor::Kill { id, exec } => (id, connection.kill(exec)),
-            ToSupervisor::Resize { id, exec, rows, cols } => {
-                (id, connection.resize(exec, rows, cols))
+            ToSupervisor::Exec { id, command } => {
+                (id, later(exec::start(connection, id, *command)))
             }
-            ToSupervisor::File { id, request } => match files::start(connection, id, request) {
-                Ok(()) => return,
-                Err(fault) => (id, Err(fault)),
-            },
-            ToSupervisor::Git { id, request } => match git::start(connection, id, request) {
-                Ok(()) => return,
-                Err(fault) => (id, Err(fault)),
-            },
-            ToSupervisor::Status { id } => (id, Ok(Reply::Status(self.bridge.status()))),
+            ToSupervisor::Kill { id, exec } => (id, connection.kill(exec).map(Some)),
+            ToSupervisor::Resize { id, exec, rows, cols } => {
+                (id, connection.resize(exec, rows, cols).map(Some))
+            }
+            ToSupervisor::File { id, request } => {
+                (id, later(files::start(connection, id, request)))
+            }
+            ToSupervisor::Git { id, request } => (id, later(git::start(connection, id, request))),
+            ToSupervisor::Status { id } => (id, Ok(Some(Reply::Status(self.bridge.status())))),
             other => return self.handle_owner(other).await,
         };
-        connection.reply(id, result).await;
+        self.reply(id, result).await;
+    }
+
+    async fn reply(&self, id: RequestId, result: Result<Option<Reply>, Fault>) {
+        if let Some(result) = result.transpose() {
+            self.connection.reply(id, result).await;
+        }
     }
 
     async fn handle_owner(&self, message: ToSupervisor) {
@@ -216,28 +208,30 @@ impl Client {
                 (id, Err(Fault::new(FaultCode::NotOwner, "only the owner may do this")))
             }
             ToSupervisor::Blob { id, blob, stream } => {
-                match blobs::start(&self.connection, outbox, id, &blob, stream) {
-                    Ok(()) => return,
-                    Err(fault) => (id, Err(fault)),
-                }
+                (id, later(blobs::start(&self.connection, outbox, id, &blob, stream)))
             }
-            ToSupervisor::Boot { id, boot } if self.owner != Some(boot.epoch) => (
-                id,
-                Err(Fault::new(
-                    FaultCode::Invalid,
-                    "the boot is for another epoch than the owner's",
-                )),
-            ),
-            ToSupervisor::Boot { id, boot } => (id, boot_runner.accept(*boot)),
-            ToSupervisor::Prompt { id, prompt } => (id, turns.prompt(*prompt)),
-            ToSupervisor::Stop { id, turn } => (id, turns.stop(&turn)),
-            ToSupervisor::Answer { id, request, answer } => (id, turns.answer(request, answer)),
+            ToSupervisor::Boot { id, boot }
+                if self.owner.as_ref().is_none_or(|owner| owner.epoch != boot.epoch) =>
+            {
+                (id, Err(Fault::invalid("the boot is for another epoch than the owner's")))
+            }
+            ToSupervisor::Boot { id, boot } => (id, boot_runner.accept(*boot).map(Some)),
+            ToSupervisor::Prompt { id, prompt } => (id, turns.prompt(*prompt).map(Some)),
+            ToSupervisor::Stop { id, turn } => (id, turns.stop(&turn).map(Some)),
+            ToSupervisor::Answer { id, request, answer } => {
+                (id, turns.answer(request, answer).map(Some))
+            }
             ToSupervisor::Shutdown { id } => {
                 self.connection.reply(id, Ok(Reply::Done)).await;
                 return self.connection.notify_when_flushed(Rc::clone(shutdown)).await;
             }
             _ => return,
         };
-        self.connection.reply(id, result).await;
+        self.reply(id, result).await;
     }
+}
+
+// A request that has been started as a task replies later.
+fn later(started: Result<(), Fault>) -> Result<Option<Reply>, Fault> {
+    started.map(|()| None)
 }

@@ -86,29 +86,27 @@ pub(crate) fn listener(descriptor: OwnedFd) -> io::Result<UnixListener> {
 #[derive(Debug, Default)]
 struct Ownership {
     lease: Cell<u64>,
-    count: Cell<u64>,
-    current: RefCell<Option<(u64, Rc<Notify>)>>,
+    current: RefCell<Option<Rc<Notify>>>,
 }
 
 impl Ownership {
     /// Makes the caller the owner and ends the previous ownership; `None` when its lease is old.
-    /// Returns a number that identifies the ownership, and a notifier for its end.
-    fn claim(&self, lease: u64) -> Option<(u64, Rc<Notify>)> {
+    /// The claim is notified when it ends.
+    fn claim(&self, lease: u64) -> Option<Rc<Notify>> {
         if lease < self.lease.get() {
             return None;
         }
         self.lease.set(lease);
-        self.count.set(self.count.get() + 1);
-        let claim = (self.count.get(), Rc::new(Notify::new()));
-        if let Some((_, before)) = self.current.replace(Some(claim.clone())) {
+        let claim = Rc::new(Notify::new());
+        if let Some(before) = self.current.replace(Some(Rc::clone(&claim))) {
             before.notify_one();
         }
         Some(claim)
     }
 
     /// Whether this ownership is still the current one.
-    fn is_current(&self, number: u64) -> bool {
-        self.count.get() == number
+    fn is_current(&self, claim: &Rc<Notify>) -> bool {
+        self.current.borrow().as_ref().is_some_and(|current| Rc::ptr_eq(current, claim))
     }
 }
 
@@ -119,13 +117,13 @@ mod tests {
     #[test]
     fn newer_lease_takes_over_and_older_is_rejected() {
         let ownership = Ownership::default();
-        let (first, _) = ownership.claim(3).unwrap();
+        let first = ownership.claim(3).unwrap();
         assert!(ownership.claim(2).is_none());
-        assert!(ownership.is_current(first));
-        let (again, _) = ownership.claim(3).unwrap();
-        assert!(!ownership.is_current(first) && ownership.is_current(again));
-        let (newer, _) = ownership.claim(4).unwrap();
-        assert!(ownership.is_current(newer));
+        assert!(ownership.is_current(&first));
+        let again = ownership.claim(3).unwrap();
+        assert!(!ownership.is_current(&first) && ownership.is_current(&again));
+        let newer = ownership.claim(4).unwrap();
+        assert!(ownership.is_current(&newer));
         assert!(ownership.claim(3).is_none());
     }
 }

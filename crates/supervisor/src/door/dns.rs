@@ -6,17 +6,17 @@ use std::{io, net::Ipv4Addr, rc::Rc, sync::Arc, time::Duration};
 use harvest_proto::door::{DoorReply, DoorRequest};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream, UdpSocket},
+    net::{TcpStream, UdpSocket},
     sync::Semaphore,
     time::timeout,
 };
 
-use super::{Gateway, is_unavailable, names::Names};
+use super::{Gateway, is_unavailable};
 
 // Concurrent UDP queries; further ones are dropped, and clients retry.
 const MAX_QUERIES: usize = 256;
 
-const MAX_TCP_CONNECTIONS: usize = 64;
+pub(super) const MAX_TCP_CONNECTIONS: usize = 64;
 const TCP_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 // Addresses never change; a minute avoids a query for every connection.
@@ -39,7 +39,7 @@ enum DnsAnswer {
     NotImplemented,
 }
 
-pub(super) async fn serve_udp(socket: Rc<UdpSocket>, gateway: Rc<Gateway>, names: Rc<Names>) {
+pub(super) async fn serve_udp(socket: Rc<UdpSocket>, gateway: Rc<Gateway>) {
     let permits = Arc::new(Semaphore::new(MAX_QUERIES));
     let mut buffer = [0u8; 1500];
     loop {
@@ -50,47 +50,32 @@ pub(super) async fn serve_udp(socket: Rc<UdpSocket>, gateway: Rc<Gateway>, names
         };
         let Ok(permit) = Arc::clone(&permits).try_acquire_owned() else { continue };
         let packet = buffer[..count].to_vec();
-        let (socket, gateway, names) = (Rc::clone(&socket), Rc::clone(&gateway), Rc::clone(&names));
+        let (socket, gateway) = (Rc::clone(&socket), Rc::clone(&gateway));
         tokio::task::spawn_local(async move {
             let _permit = permit;
-            if let Some(reply) = respond(&packet, &gateway, &names).await {
+            if let Some(reply) = respond(&packet, &gateway).await {
                 let _client_gone = socket.send_to(&reply, client).await;
             }
         });
     }
 }
 
-pub(super) async fn serve_tcp(listener: TcpListener, gateway: Rc<Gateway>, names: Rc<Names>) {
-    let permits = Arc::new(Semaphore::new(MAX_TCP_CONNECTIONS));
-    while let Ok(permit) = Arc::clone(&permits).acquire_owned().await {
-        let Ok((stream, _)) = listener.accept().await else {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-            continue;
-        };
-        let (gateway, names) = (Rc::clone(&gateway), Rc::clone(&names));
-        tokio::task::spawn_local(async move {
-            let _permit = permit;
-            let _client_gone = serve_connection(stream, &gateway, &names).await;
-        });
-    }
-}
-
-async fn serve_connection(
+/// Answers the queries of a TCP connection.
+pub(super) async fn serve_connection(
     mut stream: TcpStream,
-    gateway: &Gateway,
-    names: &Names,
+    gateway: Rc<Gateway>,
 ) -> io::Result<()> {
     loop {
         let length = timeout(TCP_IDLE_TIMEOUT, stream.read_u16()).await??;
         let mut packet = vec![0u8; usize::from(length)];
         timeout(TCP_IDLE_TIMEOUT, stream.read_exact(&mut packet)).await??;
-        let Some(reply) = respond(&packet, gateway, names).await else { return Ok(()) };
+        let Some(reply) = respond(&packet, &gateway).await else { return Ok(()) };
         let length = u16::try_from(reply.len()).unwrap_or(0);
         stream.write_all(&[&length.to_be_bytes()[..], &reply].concat()).await?;
     }
 }
 
-async fn respond(packet: &[u8], gateway: &Gateway, names: &Names) -> Option<Vec<u8>> {
+async fn respond(packet: &[u8], gateway: &Gateway) -> Option<Vec<u8>> {
     let answer = match parse(packet)? {
         Err(answer) => answer,
         Ok(question)
@@ -100,20 +85,20 @@ async fn respond(packet: &[u8], gateway: &Gateway, names: &Names) -> Option<Vec<
         {
             DnsAnswer::Empty
         }
-        Ok(question) => resolve(&question.name, gateway, names).await,
+        Ok(question) => resolve(&question.name, gateway).await,
     };
     Some(reply(packet, answer))
 }
 
 // A known name is answered even without the gateway: the connection will wait for it and be checked
 // then.
-async fn resolve(name: &str, gateway: &Gateway, names: &Names) -> DnsAnswer {
+async fn resolve(name: &str, gateway: &Gateway) -> DnsAnswer {
     if gateway.sealed {
         return DnsAnswer::NxDomain;
     }
     let request = DoorRequest::Lookup { name: name.to_owned() };
     let reply = match gateway.ask(&request).await {
-        Err(error) if is_unavailable(&error) => match names.lookup(name) {
+        Err(error) if is_unavailable(&error) => match gateway.names.lookup(name) {
             Some(address) => return DnsAnswer::Address(address),
             None => gateway.ask_with_retry(&request).await,
         },
@@ -121,7 +106,7 @@ async fn resolve(name: &str, gateway: &Gateway, names: &Names) -> DnsAnswer {
     };
     match reply {
         Ok((DoorReply::Open, _)) => {
-            names.assign(name).map_or(DnsAnswer::ServFail, DnsAnswer::Address)
+            gateway.names.assign(name).map_or(DnsAnswer::ServFail, DnsAnswer::Address)
         }
         Ok((DoorReply::Refused { .. }, _)) => DnsAnswer::NxDomain,
         Err(_) => DnsAnswer::ServFail,

@@ -12,6 +12,7 @@ use std::{
     io,
     os::fd::{AsRawFd, OwnedFd},
     rc::Rc,
+    sync::Arc,
     time::Duration,
 };
 
@@ -21,32 +22,39 @@ use harvest_proto::{
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, UdpSocket, UnixStream},
+    net::{TcpListener, TcpStream, UdpSocket, UnixStream},
+    sync::Semaphore,
     time::{Instant, sleep},
 };
 
+use self::names::Names;
 use crate::launch::InheritedFds;
 
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 const RETRY_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
 /// Starts the resolver and the listener if the launch includes their sockets.
 pub(crate) fn open(inherited: &mut InheritedFds, sealed: bool) -> io::Result<()> {
     let Some(folder) = inherited.take(Descriptor::Door) else { return Ok(()) };
-    let gateway = Rc::new(Gateway { folder, sealed });
-    let names = Rc::new(names::Names::default());
+    let gateway = Rc::new(Gateway { folder, sealed, names: Names::default() });
     if let Some(socket) = inherited.take(Descriptor::DnsUdp) {
         let socket = std::net::UdpSocket::from(socket);
         socket.set_nonblocking(true)?;
         let socket = Rc::new(UdpSocket::from_std(socket)?);
-        tokio::task::spawn_local(dns::serve_udp(socket, Rc::clone(&gateway), Rc::clone(&names)));
+        tokio::task::spawn_local(dns::serve_udp(socket, Rc::clone(&gateway)));
     }
     if let Some(listener) = inherited.take(Descriptor::DnsTcp) {
-        let listener = tcp(listener)?;
-        tokio::task::spawn_local(dns::serve_tcp(listener, Rc::clone(&gateway), Rc::clone(&names)));
+        let (listener, gateway) = (tcp(listener)?, Rc::clone(&gateway));
+        tokio::task::spawn_local(accept(listener, dns::MAX_TCP_CONNECTIONS, move |stream| {
+            dns::serve_connection(stream, Rc::clone(&gateway))
+        }));
     }
     if let Some(listener) = inherited.take(Descriptor::Redirect) {
-        tokio::task::spawn_local(redirect::serve(tcp(listener)?, gateway, names));
+        let listener = tcp(listener)?;
+        tokio::task::spawn_local(accept(listener, redirect::MAX_CONNECTIONS, move |stream| {
+            redirect::relay(stream, Rc::clone(&gateway))
+        }));
     }
     Ok(())
 }
@@ -57,11 +65,34 @@ fn tcp(descriptor: OwnedFd) -> io::Result<TcpListener> {
     TcpListener::from_std(listener)
 }
 
+/// Accepts connections and serves each as a task. Beyond the limit they wait in the kernel's queue.
+async fn accept<Served: Future + 'static>(
+    listener: TcpListener,
+    limit: usize,
+    serve: impl Fn(TcpStream) -> Served,
+) {
+    let permits = Arc::new(Semaphore::new(limit));
+    while let Ok(permit) = Arc::clone(&permits).acquire_owned().await {
+        let Ok((stream, _)) = listener.accept().await else {
+            // Too many open files.
+            sleep(ACCEPT_RETRY_DELAY).await;
+            continue;
+        };
+        let served = serve(stream);
+        tokio::task::spawn_local(async move {
+            // Not logged: processes inside can cause failures at will.
+            let _refused = served.await;
+            drop(permit);
+        });
+    }
+}
+
 /// Connects to the gateway, whose socket is in this folder while it runs.
 struct Gateway {
     folder: OwnedFd,
     /// There is no gateway.
     sealed: bool,
+    names: Names,
 }
 
 impl Gateway {
@@ -116,12 +147,7 @@ async fn read_line(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
         match stream.read_u8().await? {
             b'\n' => return Ok(line),
             byte if line.len() < MAX_LINE_BYTES => line.push(byte),
-            _ => {
-                return Err(io::Error::new(
-                    io::ErrorKind::InvalidData,
-                    "the gateway's reply is too long",
-                ));
-            }
+            _ => return Err(io::Error::other("the gateway's reply is too long")),
         }
     }
 }

@@ -7,9 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use harvest_proto::bridge::{
-    Command, Exit, Fault, FaultCode, MAX_DATA_BYTES, Reply, RequestId, StreamId,
-};
+use harvest_proto::bridge::{Command, Exit, Fault, MAX_DATA_BYTES, Reply, RequestId, StreamId};
 use tokio::{
     io::AsyncWriteExt,
     net::unix::pipe,
@@ -34,8 +32,38 @@ pub(crate) fn start(
     command: Command,
 ) -> Result<(), Fault> {
     let sandbox = &connection.sandbox;
+    let spec = process_spec(sandbox, &command)?;
+    let kill = connection.register_command(id)?;
+    // Opened before the task runs: stdin may follow the request at once.
+    let opened = CommandStreams::open(connection, &command);
+    let streams = opened.inspect_err(|_| connection.unregister_kill(id))?;
+    let detached = command.detached && command.terminal.is_none();
+    let guard = detached.then(|| sandbox.detached.register());
+    let (shared, oom_before) = (Rc::clone(connection), sandbox.oom.read());
+    let task = async move {
+        let started_at = Instant::now();
+        let execution =
+            Execution { connection: &shared, id, command: &command, streams, kill, oom_before };
+        let ended = match &command.terminal {
+            Some(size) => terminal::run(execution, spec, size).await,
+            None => execution.run(spec).await,
+        };
+        CommandStreams::forget(&shared, &command);
+        let millis = u64::try_from(started_at.elapsed().as_millis()).unwrap_or(u64::MAX);
+        shared.exited(id, ended, millis).await;
+        drop(guard);
+    };
+    if detached {
+        tokio::task::spawn_local(task);
+    } else {
+        connection.spawn(task);
+    }
+    Ok(())
+}
+
+fn process_spec(sandbox: &Sandbox, command: &Command) -> Result<ProcessSpec, Fault> {
     if command.argv.first().is_none_or(String::is_empty) {
-        return Err(Fault::new(FaultCode::Invalid, "`argv` is empty"));
+        return Err(Fault::invalid("`argv` is empty"));
     }
     let user = sandbox.user(command.user.as_deref())?;
     let cwd = command.cwd.as_deref().unwrap_or(&sandbox.launch.workdir);
@@ -50,26 +78,7 @@ pub(crate) fn start(
     spec.terminal = command.terminal.is_some();
     let term = command.terminal.as_ref().and_then(|terminal| terminal.term.clone());
     spec.env.extend(term.map(|term| ("TERM".to_owned(), term)));
-    let kill = connection.register_command(id)?;
-    // Opened before the task runs: stdin may follow the request at once.
-    let opened = CommandStreams::open(connection, &command);
-    let streams = opened.inspect_err(|_| connection.unregister_kill(id))?;
-    let shared = Rc::clone(connection);
-    if command.detached && command.terminal.is_none() {
-        let guard = sandbox.detached.register();
-        tokio::task::spawn_local(async move {
-            run(&shared, id, spec, &command, streams, &kill).await;
-            drop(guard);
-        });
-        return Ok(());
-    }
-    connection.spawn(async move {
-        match &command.terminal {
-            Some(size) => terminal::run(&shared, id, spec, &command, size, streams, &kill).await,
-            None => run(&shared, id, spec, &command, streams, &kill).await,
-        }
-    });
-    Ok(())
+    Ok(spec)
 }
 
 /// The command's streams on the bridge.
@@ -102,72 +111,68 @@ impl CommandStreams {
     }
 }
 
-async fn run(
-    connection: &Rc<Connection>,
+/// A command that a client runs.
+struct Execution<'a> {
+    connection: &'a Connection,
     id: RequestId,
-    spec: ProcessSpec,
-    command: &Command,
+    command: &'a Command,
     streams: CommandStreams,
-    kill: &Notify,
-) {
-    let started_at = Instant::now();
-    let oom_before = connection.sandbox.oom.read();
-    let (mut child, pipes) = match spawn(&connection.sandbox, spec, streams.stdin.is_some()).await {
-        Ok(started) => started,
-        Err(fault) => {
-            CommandStreams::forget(connection, command);
-            return connection.reject_exec(id, fault).await;
-        }
-    };
-    connection.reply(id, Ok(Reply::Started { pid: child.pid() })).await;
-    let (exit_sender, exited) = watch::channel(false);
-    let timeout = command.timeout_millis.map(Duration::from_millis);
-    let wait = async {
-        let exit = supervise(&connection.sandbox, &mut child, timeout, kill, oom_before).await;
-        exit_sender.send_replace(true);
-        exit
-    };
-    let all = usize::MAX;
-    let outputs = async {
-        tokio::join!(
-            wait,
-            pump_out(connection, pipes.stdout, (command.stdout, &streams.stdout), all, &exited),
-            pump_out(connection, pipes.stderr, (command.stderr, &streams.stderr), all, &exited),
-        )
-        .0
-    };
-    let exit = tokio::select! {
-        exit = outputs => exit,
-        exit = pump_in(connection, pipes.stdin, command.stdin, streams.stdin) => exit,
-    };
-    CommandStreams::forget(connection, command);
-    let millis = u64::try_from(started_at.elapsed().as_millis()).unwrap_or(u64::MAX);
-    connection.exited(id, exit, millis).await;
+    kill: Rc<Notify>,
+    oom_before: u64,
 }
 
-async fn supervise(
+impl Execution<'_> {
+    // Fails when the command could not be started.
+    async fn run(self, spec: ProcessSpec) -> Result<Exit, Fault> {
+        let Self { connection, command, streams, .. } = self;
+        let sandbox = &connection.sandbox;
+        let (mut child, pipes) = spawn(sandbox, spec, streams.stdin.is_some()).await?;
+        connection.reply(self.id, Ok(Reply::Started { pid: child.pid() })).await;
+        let (exit_sender, exited) = watch::channel(false);
+        let timeout = command.timeout_millis.map(Duration::from_millis);
+        let killed = self.kill.notified();
+        let wait = async {
+            let exit = supervise(sandbox, &mut child, timeout, killed, self.oom_before).await;
+            exit_sender.send_replace(true);
+            exit
+        };
+        let all = usize::MAX;
+        let outputs = async {
+            tokio::join!(
+                wait,
+                pump_out(connection, pipes.stdout, (command.stdout, &streams.stdout), all, &exited),
+                pump_out(connection, pipes.stderr, (command.stderr, &streams.stderr), all, &exited),
+            )
+            .0
+        };
+        Ok(tokio::select! {
+            exit = outputs => exit,
+            exit = pump_in(connection, pipes.stdin, command.stdin, streams.stdin) => exit,
+        })
+    }
+}
+
+/// Waits for the exit of a command; kills it after `timeout` or when `killed` completes.
+pub(crate) async fn supervise(
     sandbox: &Sandbox,
     child: &mut Child,
     timeout: Option<Duration>,
-    kill: &Notify,
+    killed: impl Future<Output = ()>,
     oom_before: u64,
 ) -> Exit {
-    let timed_out = async {
-        match timeout {
-            Some(timeout) => tokio::time::sleep(timeout).await,
-            None => std::future::pending().await,
-        }
+    let exit = tokio::select! {
+        exit = child.wait() => return sandbox.exit(exit, oom_before),
+        () = expired(timeout) => Exit::Timeout,
+        () = killed => Exit::Killed,
     };
-    tokio::select! {
-        exit = child.wait() => sandbox.exit(exit, oom_before),
-        () = timed_out => {
-            child.kill().await;
-            Exit::Timeout
-        }
-        () = kill.notified() => {
-            child.kill().await;
-            Exit::Killed
-        }
+    child.kill().await;
+    exit
+}
+
+async fn expired(timeout: Option<Duration>) {
+    match timeout {
+        Some(timeout) => tokio::time::sleep(timeout).await,
+        None => std::future::pending().await,
     }
 }
 
@@ -178,8 +183,8 @@ pub(crate) async fn spawn(
     with_stdin: bool,
 ) -> Result<(Child, Pipes), Fault> {
     let created = pipes(spec.uid, spec.gid, with_stdin);
-    let (ours, theirs) = created
-        .map_err(|error| Fault::new(FaultCode::System, format!("cannot create a pipe: {error}")))?;
+    let (ours, theirs) =
+        created.map_err(|error| Fault::system(format!("cannot create a pipe: {error}")))?;
     let child = sandbox.processes.start(spec, theirs).await?;
     Ok((child, ours))
 }
@@ -192,50 +197,69 @@ pub(crate) async fn pump_out(
     connection: &Connection,
     receiver: pipe::Receiver,
     (stream, credit): (StreamId, &Credit),
-    mut limit: usize,
+    limit: usize,
     exited: &watch::Receiver<bool>,
 ) -> bool {
+    let limits = (limit, MAX_PIPE_BYTES);
+    let end = pump(connection, &receiver, (stream, credit), limits, exited).await;
+    match end {
+        OutputEnd::HeldOpen => drop(tokio::task::spawn_local(discard_output(receiver))),
+        OutputEnd::Closed | OutputEnd::Truncated => drop(receiver),
+    }
+    connection.end(stream).await;
+    end == OutputEnd::Truncated
+}
+
+/// Why no more output is sent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum OutputEnd {
+    Closed,
+    /// The command has exited or the client is gone, and others may still write.
+    HeldOpen,
+    Truncated,
+}
+
+// Sends at most `limit` bytes, and at most about `left` of them after the exit.
+async fn pump(
+    connection: &Connection,
+    receiver: &pipe::Receiver,
+    (stream, credit): (StreamId, &Credit),
+    (mut limit, mut left): (usize, usize),
+    exited: &watch::Receiver<bool>,
+) -> OutputEnd {
     let mut exited = exited.clone();
     let mut buffer = vec![0u8; INITIAL_BUFFER_BYTES];
-    let (mut left, mut truncated) = (MAX_PIPE_BYTES, false);
     loop {
         let allowed = credit.available(buffer.len()).await;
         let last = *exited.borrow();
         if left == 0 || connection.is_closed() {
-            tokio::task::spawn_local(discard_output(receiver));
-            break;
+            return OutputEnd::HeldOpen;
         }
-        match read_now(&receiver, &mut buffer[..allowed], last) {
-            Ok(0) => break,
+        match read_now(receiver, &mut buffer[..allowed], last) {
+            Ok(0) => return OutputEnd::Closed,
             Ok(count) => {
                 left = if last { left.saturating_sub(count) } else { left };
                 let sent = count.min(limit);
                 limit -= sent;
                 credit.spend(sent);
                 connection.data(stream, &buffer[..sent]).await;
-                truncated = sent < count;
-                if truncated {
-                    break;
+                if sent < count {
+                    return OutputEnd::Truncated;
                 }
                 if count == buffer.len() && count < MAX_DATA_BYTES {
                     buffer.resize(count * 2, 0);
                 }
             }
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock && last => {
-                tokio::task::spawn_local(discard_output(receiver));
-                break;
+            Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => {
+                return OutputEnd::Closed;
             }
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                tokio::select! {
-                    _ = receiver.readable() => {}
-                    _ = exited.changed() => {}
-                }
-            }
-            Err(_) => break,
+            Err(_) if last => return OutputEnd::HeldOpen,
+            Err(_) => tokio::select! {
+                _ = receiver.readable() => {}
+                _ = exited.changed() => {}
+            },
         }
     }
-    connection.end(stream).await;
-    truncated
 }
 
 /// Never returns: it is cancelled when the command exits. Input that the command does not read any

@@ -6,36 +6,20 @@
 //! by itself, processes it left on purpose (`nohup`, a terminal multiplexer) keep running, as after
 //! any command.
 
-use std::{
-    io,
-    rc::Rc,
-    time::{Duration, Instant},
-};
+use std::{io, rc::Rc, time::Duration};
 
-use harvest_proto::bridge::{
-    Command, Exit, Fault, FaultCode, MAX_DATA_BYTES, Reply, RequestId, StreamId, Terminal,
-};
-use tokio::{
-    net::unix::pipe,
-    sync::{Notify, watch},
-    time::timeout,
-};
+use harvest_proto::bridge::{Exit, Fault, Reply, Terminal};
+use tokio::{net::unix::pipe, sync::watch, time::timeout};
 
-use super::{CommandStreams, pump_in};
+use super::{Execution, expired, pump, pump_in};
 use crate::{
-    connection::Connection,
-    pipes::read_now,
     processes::{Child, ProcessSpec},
     pty::PtyMaster,
     sandbox::Sandbox,
-    streams::Credit,
 };
 
 // Time for a shell to write its history after the hang-up.
 const GRACE: Duration = Duration::from_secs(2);
-
-// Enough for a prompt; the buffer grows with more output.
-const INITIAL_BUFFER_BYTES: usize = 1024;
 
 // The kernel's limit of unread output of a terminal: after its last read an exited command cannot
 // have left more. Anything beyond comes from its descendants.
@@ -49,9 +33,7 @@ struct TerminalSession {
 
 impl TerminalSession {
     async fn spawn(sandbox: &Sandbox, spec: ProcessSpec, size: &Terminal) -> Result<Self, Fault> {
-        let system = |error: io::Error| {
-            Fault::new(FaultCode::System, format!("cannot create a terminal: {error}"))
-        };
+        let system = |error: io::Error| Fault::system(format!("cannot create a terminal: {error}"));
         let (master, theirs) = PtyMaster::open(size, spec.uid).map_err(system)?;
         let clone = || theirs.try_clone().map_err(system);
         let stdio = [clone()?, clone()?, theirs];
@@ -85,45 +67,26 @@ impl Drop for TerminalSession {
     }
 }
 
-/// Runs a command on a new terminal until it exits or is killed.
+/// Runs a command on a new terminal until it exits or is killed. Fails when it could not be
+/// started.
 pub(super) async fn run(
-    connection: &Rc<Connection>,
-    id: RequestId,
+    execution: Execution<'_>,
     spec: ProcessSpec,
-    command: &Command,
     size: &Terminal,
-    streams: CommandStreams,
-    kill: &Notify,
-) {
-    let started_at = Instant::now();
-    let oom_before = connection.sandbox.oom.read();
-    let mut session = match TerminalSession::spawn(&connection.sandbox, spec, size).await {
-        Ok(session) => session,
-        Err(fault) => {
-            CommandStreams::forget(connection, command);
-            return connection.reject_exec(id, fault).await;
-        }
-    };
+) -> Result<Exit, Fault> {
+    let Execution { connection, id, command, .. } = execution;
+    let mut session = TerminalSession::spawn(&connection.sandbox, spec, size).await?;
     let pid = session.child.as_ref().map_or(0, Child::pid);
     if let Some(master) = &session.master {
         connection.register_terminal(id, master);
     }
     connection.reply(id, Ok(Reply::Started { pid })).await;
     connection.end(command.stderr).await;
-    let exit = relay(connection, &mut session, command, &streams, kill, oom_before).await;
-    CommandStreams::forget(connection, command);
-    let millis = u64::try_from(started_at.elapsed().as_millis()).unwrap_or(u64::MAX);
-    connection.exited(id, exit, millis).await;
+    Ok(relay(execution, &mut session).await)
 }
 
-async fn relay(
-    connection: &Connection,
-    session: &mut TerminalSession,
-    command: &Command,
-    streams: &CommandStreams,
-    kill: &Notify,
-    oom_before: u64,
-) -> Exit {
+async fn relay(execution: Execution<'_>, session: &mut TerminalSession) -> Exit {
+    let Execution { connection, command, streams, kill, oom_before, .. } = execution;
     let Some((typed, screen)) = session.ends() else { return Exit::Killed };
     let Some(child) = &mut session.child else { return Exit::Killed };
     let (exit_sender, exited) = watch::channel(false);
@@ -133,61 +96,19 @@ async fn relay(
             exit_sender.send_replace(true);
             end
         };
-        tokio::join!(
-            wait,
-            pump_screen(connection, &screen, command.stdout, &streams.stdout, exited)
-        )
-        .0
-    };
-    let timed_out = async {
-        match command.timeout_millis {
-            Some(millis) => tokio::time::sleep(Duration::from_millis(millis)).await,
-            None => std::future::pending().await,
-        }
+        let (limits, to) = ((usize::MAX, MAX_UNREAD_BYTES), (command.stdout, &*streams.stdout));
+        let (end, _) = tokio::join!(wait, pump(connection, &screen, to, limits, &exited));
+        connection.end(command.stdout).await;
+        end
     };
     let exit = tokio::select! {
         end = shown => return connection.sandbox.exit(end, oom_before),
-        () = timed_out => Exit::Timeout,
+        () = expired(command.timeout_millis.map(Duration::from_millis)) => Exit::Timeout,
         () = kill.notified() => Exit::Killed,
-        exit = pump_in(connection, Some(typed), command.stdin, streams.stdin.clone()) => exit,
+        exit = pump_in(connection, Some(typed), command.stdin, streams.stdin) => exit,
     };
     drop(screen);
     session.hang_up().await;
     connection.end(command.stdout).await;
     exit
-}
-
-// Sends the terminal's output until the command has exited and nothing is left.
-async fn pump_screen(
-    connection: &Connection,
-    screen: &pipe::Receiver,
-    stream: StreamId,
-    credit: &Credit,
-    mut exited: watch::Receiver<bool>,
-) {
-    let mut buffer = vec![0u8; INITIAL_BUFFER_BYTES];
-    let mut left = MAX_UNREAD_BYTES;
-    while left > 0 {
-        let allowed = credit.available(buffer.len()).await;
-        let last = *exited.borrow();
-        match read_now(screen, &mut buffer[..allowed], last) {
-            Ok(count @ 1..) => {
-                left = if last { left.saturating_sub(count) } else { left };
-                credit.spend(count);
-                connection.data(stream, &buffer[..count]).await;
-                if count == buffer.len() && count < MAX_DATA_BYTES {
-                    buffer.resize(count * 2, 0);
-                }
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock && !last => {
-                tokio::select! {
-                    _ = screen.readable() => {}
-                    _ = exited.changed() => {}
-                }
-            }
-            // The other end is closed (EIO), or the command has exited and nothing is left.
-            Ok(_) | Err(_) => break,
-        }
-    }
-    connection.end(stream).await;
 }

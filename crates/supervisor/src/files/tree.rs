@@ -1,40 +1,18 @@
-//! Creates folders and symbolic links, reads links, and removes files and folders.
+//! Creates folders and symbolic links, and removes files and folders.
 
-use std::{fs, io, os::unix::fs::DirBuilderExt, path::Path};
+use std::{
+    fs::{self, File, Permissions},
+    io,
+    os::unix::fs::{DirBuilderExt, PermissionsExt, fchown, lchown, symlink},
+    path::Path,
+};
 
-use harvest_proto::bridge::{Fault, FileRequest, Reply};
-use rustix::fs::{Gid, Mode, OFlags, Uid};
+use harvest_proto::bridge::Reply;
+use rustix::fs::{Mode, OFlags};
 
-use crate::resolve::ResolvedPath;
-use crate::{sandbox::Sandbox, users::User};
+use crate::{resolve::ResolvedPath, users::User};
 
-/// A blocking operation on a path.
-pub(super) type TreeOperation = Box<dyn FnOnce(&Path) -> io::Result<Reply> + Send>;
-
-/// The operation of a request; fails when its user is unknown.
-pub(super) fn operation(sandbox: &Sandbox, request: FileRequest) -> Result<TreeOperation, Fault> {
-    Ok(match request {
-        FileRequest::Mkdir { mode, user, .. } => {
-            let user = sandbox.user(user.as_deref())?;
-            Box::new(move |path| make_folder(path, mode, &user))
-        }
-        FileRequest::Symlink { target, user, .. } => {
-            let user = sandbox.user(user.as_deref())?;
-            Box::new(move |path| make_link(path, &target, &user))
-        }
-        FileRequest::ReadLink { .. } => Box::new(|path| {
-            let target = fs::read_link(ResolvedPath::of(path)?.path())?;
-            Ok(Reply::Link { target: target.to_string_lossy().into_owned() })
-        }),
-        FileRequest::Remove { tree, .. } => Box::new(move |path| remove(path, tree)),
-        FileRequest::Read { .. }
-        | FileRequest::Write { .. }
-        | FileRequest::Stat { .. }
-        | FileRequest::List { .. } => unreachable!("handled by the caller"),
-    })
-}
-
-fn remove(path: &Path, tree: bool) -> io::Result<Reply> {
+pub(super) fn remove(path: &Path, tree: bool) -> io::Result<Reply> {
     let resolved = ResolvedPath::of(path)?;
     match tree && fs::symlink_metadata(resolved.path())?.is_dir() {
         true => fs::remove_dir_all(resolved.path())?,
@@ -43,7 +21,7 @@ fn remove(path: &Path, tree: bool) -> io::Result<Reply> {
     Ok(Reply::Done)
 }
 
-fn make_folder(path: &Path, mode: u32, user: &User) -> io::Result<Reply> {
+pub(super) fn make_folder(path: &Path, mode: u32, user: &User) -> io::Result<Reply> {
     let resolved = ResolvedPath::of(path)?;
     let path = resolved.path();
     // Private until owner and mode are set.
@@ -54,36 +32,37 @@ fn make_folder(path: &Path, mode: u32, user: &User) -> io::Result<Reply> {
         }
         Err(error) => return Err(error),
     }
-    set_owner_and_mode(path, mode, user)?;
+    set_owner_and_mode(&open_folder(path)?, mode, user)?;
     Ok(Reply::Done)
 }
 
-/// Works on the opened folder without following links: it may have been replaced by a link.
-fn set_owner_and_mode(path: &Path, mode: u32, user: &User) -> io::Result<()> {
+/// Opens the folder without following links: it may have been replaced by a link.
+fn open_folder(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let folder = rustix::fs::open(path, flags, Mode::empty())?;
-    let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
-    rustix::fs::fchown(&folder, Some(uid), Some(gid))?;
-    // After chown, which clears the set-id bits.
-    rustix::fs::fchmod(&folder, Mode::from_raw_mode(mode & 0o7777))?;
-    Ok(())
+    Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
 }
 
-fn make_link(path: &Path, target: &str, user: &User) -> io::Result<Reply> {
+pub(super) fn set_owner_and_mode(file: &File, mode: u32, user: &User) -> io::Result<()> {
+    fchown(file, Some(user.uid), Some(user.gid))?;
+    // After chown, which clears the set-id bits.
+    file.set_permissions(Permissions::from_mode(mode & 0o7777))
+}
+
+pub(super) fn make_link(path: &Path, target: &str, user: &User) -> io::Result<Reply> {
     let resolved = ResolvedPath::of(path)?;
     let path = resolved.path();
     if fs::symlink_metadata(path).is_ok_and(|metadata| !metadata.is_dir()) {
         fs::remove_file(path)?;
     }
-    std::os::unix::fs::symlink(target, path)?;
-    std::os::unix::fs::lchown(path, Some(user.uid), Some(user.gid))?;
+    symlink(target, path)?;
+    lchown(path, Some(user.uid), Some(user.gid))?;
     Ok(Reply::Done)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    use std::os::unix::fs::MetadataExt;
 
     #[test]
     fn folder_replaced_by_a_link_is_rejected() {
@@ -91,8 +70,8 @@ mod tests {
         let at = |name: &str| folder.path().join(name);
         let user = crate::users::find("root").unwrap();
         fs::DirBuilder::new().mode(0o700).create(at("private")).unwrap();
-        std::os::unix::fs::symlink("private", at("new")).unwrap();
-        assert!(set_owner_and_mode(&at("new"), 0o777, &user).is_err());
+        symlink("private", at("new")).unwrap();
+        assert!(open_folder(&at("new")).is_err());
         assert_eq!(fs::metadata(at("private")).unwrap().permissions().mode() & 0o7777, 0o700);
         make_folder(&at("made"), 0o2755, &user).unwrap();
         let created = fs::metadata(at("made")).unwrap();

@@ -14,7 +14,7 @@ use harvest_proto::{
     door::GIT_NAME,
 };
 
-use crate::{capture, processes::ProcessSpec, sandbox::Sandbox, users::User};
+use crate::{capture, files::blocking_io, processes::ProcessSpec, sandbox::Sandbox, users::User};
 
 // Enough for the first clone of a large repository while the gateway restarts.
 const NETWORK_TIMEOUT: Duration = Duration::from_secs(30 * 60);
@@ -59,18 +59,21 @@ pub(crate) struct Git<'a> {
 
 impl Git<'_> {
     /// Runs git; returns the last lines of its output in both cases.
-    async fn run(
+    async fn run(&self, folder: &str, arguments: &[&str]) -> Result<String, String> {
+        self.run_for(LOCAL_TIMEOUT, folder, arguments).await
+    }
+
+    async fn run_for(
         &self,
+        timeout: Duration,
         folder: &str,
         arguments: &[&str],
-        timeout: Duration,
     ) -> Result<String, String> {
         let argv = std::iter::once("git").chain(arguments.iter().copied()).map(str::to_owned);
         let spec = self.process_spec(argv.collect(), folder);
         let captured =
             capture::run(self.sandbox, spec, timeout).await.map_err(|fault| fault.message)?;
-        let line = format!("git {}", arguments.join(" "));
-        captured.ok().map_err(|tail| format!("{line}\n{tail}"))
+        captured.ok().map_err(|tail| format!("git {}\n{tail}", arguments.join(" ")))
     }
 
     fn process_spec(&self, argv: Vec<String>, folder: &str) -> ProcessSpec {
@@ -87,16 +90,13 @@ impl Git<'_> {
     /// Writes the user's global settings, including the default identity.
     pub(crate) async fn configure(&self) -> Result<(), String> {
         // An image or a restored disk has them already: one process instead of five.
-        let current = self
-            .run("/", &["config", "--global", "--list"], LOCAL_TIMEOUT)
-            .await
-            .unwrap_or_default();
+        let current = self.run("/", &["config", "--global", "--list"]).await.unwrap_or_default();
         let is_set = |(name, value): &(&str, &str)| {
             let wanted = format!("{}={value}", name.to_lowercase());
             current.lines().any(|line| line == wanted)
         };
         for (name, value) in SETTINGS.into_iter().filter(|setting| !is_set(setting)) {
-            self.run("/", &["config", "--global", name, value], LOCAL_TIMEOUT).await?;
+            self.run("/", &["config", "--global", name, value]).await?;
         }
         Ok(())
     }
@@ -105,9 +105,8 @@ impl Git<'_> {
     /// running agent cannot change.
     pub(crate) async fn set_author(&self, author: &Author) -> Result<(), String> {
         let name = format!("{} (Harvest)", author.name);
-        self.run("/", &["config", "--global", "user.name", &name], LOCAL_TIMEOUT).await?;
-        self.run("/", &["config", "--global", "user.email", &author.email], LOCAL_TIMEOUT).await?;
-        Ok(())
+        self.run("/", &["config", "--global", "user.name", &name]).await?;
+        self.run("/", &["config", "--global", "user.email", &author.email]).await.map(drop)
     }
 
     /// Brings a checkout into the state that `start` requires.
@@ -147,7 +146,7 @@ impl Git<'_> {
             (format!("{workspace}/{part}"), format!("{workspace}/{}", checkout.folder));
         remove(&at).await.map_err(|error| format!("cannot remove {at}: {error}"))?;
         let arguments = ["clone", "--quiet", "--", &checkout.remote, &part];
-        self.run(workspace, &arguments, NETWORK_TIMEOUT).await?;
+        self.run_for(NETWORK_TIMEOUT, workspace, &arguments).await?;
         self.check_out(&at, checkout, start).await?;
         std::fs::rename(&at, &folder)
             .map_err(|error| format!("cannot move the clone to {folder}: {error}"))
@@ -155,20 +154,21 @@ impl Git<'_> {
 
     async fn fetch(&self, folder: &str, checkout: &Checkout) -> Result<(), String> {
         self.set_origin(folder, &checkout.remote).await?;
-        let fetch = self.run(folder, &["fetch", "--quiet", "--prune", "origin"], NETWORK_TIMEOUT);
+        let fetch = ["fetch", "--quiet", "--prune", "origin"];
+        let fetch = self.run_for(NETWORK_TIMEOUT, folder, &fetch);
         if checkout.base.is_some() {
             return fetch.await.map(drop);
         }
         // The remote's default branch may have changed. Queried in parallel, because it takes as
         // long as a fetch without changes.
-        let head = self.run(folder, &["ls-remote", "--symref", "origin", "HEAD"], NETWORK_TIMEOUT);
+        let head = ["ls-remote", "--symref", "origin", "HEAD"];
+        let head = self.run_for(NETWORK_TIMEOUT, folder, &head);
         let (fetched, head) = tokio::join!(fetch, head);
         fetched?;
         // Without an answer the old value stays.
         if let Some(branch) = head.ok().as_deref().and_then(symref_branch) {
             let origin = format!("refs/remotes/origin/{branch}");
-            self.run(folder, &["symbolic-ref", "refs/remotes/origin/HEAD", &origin], LOCAL_TIMEOUT)
-                .await?;
+            self.run(folder, &["symbolic-ref", "refs/remotes/origin/HEAD", &origin]).await?;
         }
         Ok(())
     }
@@ -184,7 +184,7 @@ impl Git<'_> {
             // A repository created inside has no remote yet.
             None => "add",
         };
-        self.run(folder, &["remote", verb, "origin", remote], LOCAL_TIMEOUT).await.map(drop)
+        self.run(folder, &["remote", verb, "origin", remote]).await.map(drop)
     }
 
     async fn check_out(
@@ -206,13 +206,8 @@ impl Git<'_> {
         // base, so that a plain push goes to a branch of the same name.
         let origin = format!("refs/remotes/origin/{base}");
         let track = if branch == base { "--track" } else { "--no-track" };
-        self.run(
-            folder,
-            &["checkout", "--quiet", "--force", track, "-B", branch, &origin],
-            LOCAL_TIMEOUT,
-        )
-        .await?;
-        Ok(())
+        let check_out = ["checkout", "--quiet", "--force", track, "-B", branch, &origin];
+        self.run(folder, &check_out).await.map(drop)
     }
 
     async fn base(&self, folder: &str, checkout: &Checkout) -> Option<String> {
@@ -222,8 +217,7 @@ impl Git<'_> {
         let base = self.default_branch(folder).await?;
         // An empty repository may name a default branch that does not exist.
         let commit = format!("refs/remotes/origin/{base}^{{commit}}");
-        let exists =
-            self.run(folder, &["rev-parse", "--verify", "--quiet", &commit], LOCAL_TIMEOUT).await;
+        let exists = self.run(folder, &["rev-parse", "--verify", "--quiet", &commit]).await;
         exists.ok().map(|_| base)
     }
 
@@ -235,7 +229,7 @@ impl Git<'_> {
 
     // The result of a successful command; warnings come before it.
     async fn last_line(&self, folder: &str, arguments: &[&str]) -> Option<String> {
-        let output = self.run(folder, arguments, LOCAL_TIMEOUT).await.ok()?;
+        let output = self.run(folder, arguments).await.ok()?;
         output.trim_end().lines().last().map(str::to_owned)
     }
 
@@ -243,8 +237,7 @@ impl Git<'_> {
     async fn check_out_unborn(&self, folder: &str, checkout: &Checkout) -> Result<(), String> {
         let Some(branch) = &checkout.branch else { return Ok(()) };
         let reference = format!("refs/heads/{branch}");
-        self.run(folder, &["symbolic-ref", "HEAD", &reference], LOCAL_TIMEOUT).await?;
-        Ok(())
+        self.run(folder, &["symbolic-ref", "HEAD", &reference]).await.map(drop)
     }
 }
 
@@ -256,8 +249,7 @@ fn is_at_door(remote: &str) -> bool {
 // Removes an interrupted clone, on another thread because it may be large.
 async fn remove(folder: &str) -> std::io::Result<()> {
     let folder = folder.to_owned();
-    let removed = tokio::task::spawn_blocking(move || std::fs::remove_dir_all(folder)).await;
-    match removed.unwrap_or_else(|_| Err(std::io::ErrorKind::Interrupted.into())) {
+    match blocking_io(move || std::fs::remove_dir_all(folder)).await {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         other => other,
     }

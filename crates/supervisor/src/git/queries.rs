@@ -1,7 +1,7 @@
 //! Git requests that read or write saved trees, and those whose output or input is a stream. All
 //! of them run [`program`](super::program).
 
-use std::{path::Path, rc::Rc};
+use std::{future::pending, path::Path, rc::Rc};
 
 use harvest_proto::bridge::{
     Exit, Fault, FaultCode, GitQuery, GitRequest, Reply, StreamId, Truncation,
@@ -16,44 +16,34 @@ use crate::{
     capture::{self, Captured},
     connection::Connection,
     exec,
-    pipes::{discard_output, read_rest},
+    pipes::{discard_output, read_on, read_rest},
     processes::ProcessSpec,
     streams::{Credit, Inbox},
     truncate::Tail,
 };
 
-/// The stream of a request.
-pub(super) enum GitStream {
-    None,
-    Output(StreamId, Rc<Credit>),
-    Input(StreamId, Rc<Inbox>),
+/// The stream of a request: its output or its input.
+pub(super) struct GitStream {
+    output: Option<(StreamId, Rc<Credit>)>,
+    input: Option<(StreamId, Rc<Inbox>)>,
 }
 
 impl GitStream {
     pub(super) fn open(connection: &Connection, request: &GitRequest) -> Result<Self, Fault> {
-        Ok(match request {
-            GitRequest::Query { stream, .. } => {
-                Self::Output(*stream, connection.open_outgoing(*stream)?)
-            }
-            GitRequest::UnpackTree { stream, .. } => {
-                Self::Input(*stream, connection.open_incoming(*stream)?)
-            }
-            _ => Self::None,
-        })
+        let (mut output, mut input) = (None, None);
+        if let GitRequest::Query { stream, .. } = request {
+            output = Some((*stream, connection.open_outgoing(*stream)?));
+        } else if let GitRequest::UnpackTree { stream, .. } = request {
+            input = Some((*stream, connection.open_incoming(*stream)?));
+        }
+        Ok(Self { output, input })
     }
 
     pub(super) fn forget(&self, connection: &Connection) {
-        if let Self::Output(stream, _) | Self::Input(stream, _) = self {
-            connection.forget(*stream);
-        }
+        let output = self.output.iter().map(|(stream, _)| *stream);
+        let input = self.input.iter().map(|(stream, _)| *stream);
+        output.chain(input).for_each(|stream| connection.forget(stream));
     }
-}
-
-/// The output of a program whose stdin or stdout is a stream.
-struct Streamed {
-    captured: Captured,
-    /// Stdout exceeded the limit.
-    truncated: bool,
 }
 
 impl Git<'_> {
@@ -69,7 +59,7 @@ impl Git<'_> {
             Some(Ok(Reply::SavedTree { tree, stat })) if is_object_id(&tree) => {
                 Ok(Reply::SavedTree { tree, stat })
             }
-            _ => Err(Fault::new(FaultCode::System, format!("git printed no tree: {output}"))),
+            _ => Err(Fault::system(format!("git printed no tree: {output}"))),
         }
     }
 
@@ -82,7 +72,7 @@ impl Git<'_> {
         stream: &GitStream,
     ) -> Result<Reply, Fault> {
         let is_missing = || !Path::new(&self.folder(checkout)).join(".git").exists();
-        if let (GitQuery::Diff { .. }, GitStream::Output(stream, _)) = (&query, stream)
+        if let (GitQuery::Diff { .. }, Some((stream, _))) = (&query, &stream.output)
             && is_missing()
         {
             connection.end(*stream).await;
@@ -90,8 +80,7 @@ impl Git<'_> {
         }
         let spec = self.program(checkout, &Job::Query(query));
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-        let Streamed { captured, truncated } =
-            self.run_streamed(connection, spec, limit, stream).await?;
+        let (captured, truncated) = self.run_streamed(connection, spec, limit, stream).await?;
         let truncated = match captured.exit {
             _ if truncated => Some(Truncation::Limit),
             Exit::Timeout => Some(Truncation::Timeout),
@@ -107,7 +96,7 @@ impl Git<'_> {
         stream: &GitStream,
     ) -> Result<Reply, Fault> {
         let spec = self.program(checkout, &Job::Unpack);
-        finish(self.run_streamed(connection, spec, 0, stream).await?.captured)?;
+        finish(self.run_streamed(connection, spec, 0, stream).await?.0)?;
         Ok(Reply::Done)
     }
 
@@ -122,42 +111,37 @@ impl Git<'_> {
         self.process_spec(argv.map(str::to_owned).into(), &self.folder(checkout))
     }
 
+    // Returns also whether stdout exceeded the limit.
     async fn run_streamed(
         &self,
         connection: &Connection,
         spec: ProcessSpec,
         limit: usize,
         stream: &GitStream,
-    ) -> Result<Streamed, Fault> {
-        let (output, input) = match stream {
-            GitStream::None => (None, None),
-            GitStream::Output(stream, credit) => (Some((*stream, &**credit)), None),
-            GitStream::Input(stream, inbox) => (None, Some((*stream, Rc::clone(inbox)))),
-        };
+    ) -> Result<(Captured, bool), Fault> {
+        let (input, inbox) = stream.input.clone().unzip();
         let oom_before = self.sandbox.oom.read();
         let (mut child, pipes) = exec::spawn(self.sandbox, spec, input.is_some()).await?;
         let (exit_sender, exited) = watch::channel(false);
         let wait = async {
-            let exit = capture::wait(self.sandbox, &mut child, LOCAL_TIMEOUT, oom_before).await;
+            let (limit, never) = (Some(LOCAL_TIMEOUT), pending());
+            let exit = exec::supervise(self.sandbox, &mut child, limit, never, oom_before).await;
             exit_sender.send_replace(true);
             exit
         };
         let pump = async {
-            match output {
-                Some(to) => exec::pump_out(connection, pipes.stdout, to, limit, &exited).await,
-                None => false,
-            }
+            let Some((stream, credit)) = &stream.output else { return false };
+            exec::pump_out(connection, pipes.stdout, (*stream, credit), limit, &exited).await
         };
-        let (input, inbox) = input.unzip();
         let mut tail = Tail::default();
         let (exit, truncated) = tokio::select! {
             ended = async { tokio::join!(wait, pump) } => ended,
-            never = capture::read_on(&pipes.stderr, &mut tail) => never,
+            never = read_on(&pipes.stderr, |bytes| tail.push(bytes)) => never,
             never = exec::pump_in(connection, pipes.stdin, input, inbox) => never,
         };
         read_rest(&pipes.stderr, |bytes| tail.push(bytes));
         tokio::task::spawn_local(discard_output(pipes.stderr));
-        Ok(Streamed { captured: Captured { exit, tail: tail.text() }, truncated })
+        Ok((Captured { exit, tail: tail.text() }, truncated))
     }
 }
 

@@ -2,10 +2,10 @@
 
 use std::{path::Path, rc::Rc, time::Duration};
 
-use harvest_proto::bridge::{Fault, FaultCode, GitQuery, GitRequest, Reply, RequestId};
+use harvest_proto::bridge::{Fault, GitQuery, GitRequest, Reply, RequestId};
 
 use super::{
-    Git, LOCAL_TIMEOUT,
+    Git,
     queries::{GitStream, is_object_id},
 };
 use crate::{connection::Connection, users::AGENT_USER};
@@ -33,7 +33,7 @@ pub(crate) fn start(
         let result = tokio::select! {
             result = git.answer(&shared, request, &stream) => result,
             // Dropping the answer kills git.
-            () = cancelled.notified() => Err(Fault::new(FaultCode::System, "cancelled")),
+            () = cancelled.notified() => Err(Fault::system("cancelled")),
         };
         shared.unregister_kill(id);
         stream.forget(&shared);
@@ -59,7 +59,7 @@ fn check_ids(request: &GitRequest) -> Result<(), Fault> {
         }
     };
     match ids.iter().flatten().find(|id| !is_object_id(id)) {
-        Some(id) => Err(Fault::new(FaultCode::Invalid, format!("`{id}` is not an object id"))),
+        Some(id) => Err(Fault::invalid(format!("`{id}` is not an object id"))),
         None => Ok(()),
     }
 }
@@ -71,7 +71,7 @@ impl Git<'_> {
         request: GitRequest,
         stream: &GitStream,
     ) -> Result<Reply, Fault> {
-        let failed = |tail| Fault::new(FaultCode::System, tail);
+        let failed = |tail| Fault::system(tail);
         match request {
             GitRequest::Head { checkout } => {
                 let folder = self.folder(&checkout);
@@ -115,17 +115,15 @@ impl Git<'_> {
             return Ok(());
         }
         if current.starts_with(SESSION_PREFIX) {
-            self.run(folder, &["branch", "-M", branch], LOCAL_TIMEOUT).await?;
-        } else if let Err(tail) =
-            self.run(folder, &["checkout", "--quiet", "-B", branch], LOCAL_TIMEOUT).await
-        {
+            self.run(folder, &["branch", "-M", branch]).await?;
+        } else if let Err(tail) = self.run(folder, &["checkout", "--quiet", "-B", branch]).await {
             // Without a commit there is nothing to check out.
             let reference = format!("refs/heads/{branch}");
             let set = ["symbolic-ref", "HEAD", &reference];
-            self.run(folder, &set, LOCAL_TIMEOUT).await.map_err(|_| tail)?;
+            self.run(folder, &set).await.map_err(|_| tail)?;
         }
         // A branch without an upstream is an error to git.
-        let _no_upstream = self.run(folder, &["branch", "--unset-upstream"], LOCAL_TIMEOUT).await;
+        let _no_upstream = self.run(folder, &["branch", "--unset-upstream"]).await;
         Ok(())
     }
 
@@ -138,15 +136,15 @@ impl Git<'_> {
     ) -> Result<bool, String> {
         let before = self.head(folder).await.ok_or("nothing is checked out")?;
         let source = format!("+refs/heads/{branch}:refs/harvest/pushed");
-        self.run(folder, &["fetch", "--quiet", "origin", &source], FETCH_TIMEOUT).await?;
+        self.run_for(FETCH_TIMEOUT, folder, &["fetch", "--quiet", "origin", &source]).await?;
         let check_out = ["checkout", "--quiet", "--force", "--detach", commit];
-        self.run(folder, &check_out, LOCAL_TIMEOUT).await?;
+        self.run(folder, &check_out).await?;
         let after = self.head(folder).await;
         if after.as_deref() != Some(commit) {
             return Err(format!("the checkout is at {after:?} instead of {commit}"));
         }
         let diff = ["diff", "--quiet", &before, commit, "--", ".harvest"];
         // A failed comparison counts as a change.
-        Ok(self.run(folder, &diff, LOCAL_TIMEOUT).await.is_err())
+        Ok(self.run(folder, &diff).await.is_err())
     }
 }

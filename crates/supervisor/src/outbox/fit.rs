@@ -25,49 +25,35 @@ pub(super) type FittedEvent = (EventBody, Option<String>);
 /// Splits or truncates an event.
 pub(super) fn fit(mut body: EventBody) -> Vec<FittedEvent> {
     shorten(&mut body);
-    match body {
+    let full = match &mut body {
         EventBody::TextDelta { text } if text.len() > MAX_DELTA_BYTES => {
-            split(&text).map(|text| (EventBody::TextDelta { text }, None)).collect()
+            return split(text).map(|text| (EventBody::TextDelta { text }, None)).collect();
         }
         EventBody::ThoughtDelta { text } if text.len() > MAX_DELTA_BYTES => {
-            split(&text).map(|text| (EventBody::ThoughtDelta { text }, None)).collect()
+            return split(text).map(|text| (EventBody::ThoughtDelta { text }, None)).collect();
         }
-        EventBody::ToolEnded { call, ok, output, .. }
-            if output.len() > truncate::MAX_TEXT_BYTES =>
-        {
-            let short = truncate::text(&output, truncate::MAX_TEXT_BYTES);
-            vec![(
-                EventBody::ToolEnded { call, ok, output: short, blob: blob(&output) },
-                Some(output),
-            )]
+        EventBody::ToolEnded { output, blob, .. } if output.len() > truncate::MAX_TEXT_BYTES => {
+            let short = truncate::text(output, truncate::MAX_TEXT_BYTES);
+            *blob = Some(new_blob(output));
+            Some(std::mem::replace(output, short))
         }
-        EventBody::ToolStarted { call, name, input, parent, .. } => match long_json(&input) {
-            Some(json) => {
-                let blob = blob(&json);
-                vec![(
-                    EventBody::ToolStarted {
-                        call,
-                        name,
-                        input: truncate::value(input),
-                        parent,
-                        blob,
-                    },
-                    Some(json),
-                )]
-            }
-            None => vec![(EventBody::ToolStarted { call, name, input, parent, blob: None }, None)],
-        },
-        other => vec![(other, None)],
-    }
+        EventBody::ToolStarted { input, blob, .. } => long_json(input).inspect(|json| {
+            *input = truncate::value(input.take());
+            *blob = Some(new_blob(json));
+        }),
+        _ => None,
+    };
+    vec![(body, full)]
 }
 
-/// The event, or a warning if it is still too long for a frame.
-pub(super) fn or_warning(body: EventBody) -> EventBody {
+/// The event and its length as JSON, or a warning if it is still too long for a frame.
+pub(super) fn or_warning(body: EventBody) -> (EventBody, usize) {
     let bytes = truncate::json_len(&body);
     if bytes + FRAME_BYTES <= MAX_CONTROL_BYTES {
-        return body;
+        return (body, bytes);
     }
-    EventBody::Warning { message: format!("dropped an event of {bytes} bytes: too long") }
+    let message = format!("dropped an event of {bytes} bytes: too long");
+    (EventBody::Warning { message }, 0)
 }
 
 // Truncates the fields that `fit` does not handle: an agent's line, and so any field of it, may be
@@ -101,8 +87,8 @@ fn shorten(body: &mut EventBody) {
     }
 }
 
-fn blob(full: &str) -> Option<Blob> {
-    Some(Blob { id: BlobId::random(), bytes: full.len() as u64 })
+fn new_blob(full: &str) -> Blob {
+    Blob { id: BlobId::random(), bytes: full.len() as u64 }
 }
 
 fn long_json(value: &Value) -> Option<String> {
@@ -207,7 +193,7 @@ mod tests {
                     "{kind:?}"
                 );
                 assert_eq!(
-                    std::mem::discriminant(&or_warning(fitting)),
+                    std::mem::discriminant(&or_warning(fitting).0),
                     kind,
                     "the event keeps its type"
                 );

@@ -15,6 +15,9 @@ use tokio::sync::Notify;
 // Minutes of an agent's output while the server is away. At most one line of the agent exceeds it.
 const MAX_BYTES: usize = 2 * 1024 * 1024;
 
+// Memory that an event takes besides its content: about this much.
+const EVENT_BYTES: usize = 256;
+
 // Consecutive text deltas are merged up to this size, and longer ones are split.
 const MAX_DELTA_BYTES: usize = 16 * 1024;
 
@@ -113,38 +116,32 @@ impl Queue {
         if self.merge(turn, &body) {
             return;
         }
-        let body = fit::or_warning(body);
+        let (body, bytes) = fit::or_warning(body);
         self.last += 1;
         let event = OutboxEvent { number: self.last, at, turn: turn.cloned(), body };
-        let size = size(&event.body) + full.as_ref().map_or(0, |full| full.len());
+        let size = EVENT_BYTES + bytes + full.as_ref().map_or(0, |full| full.len());
         self.bytes += size;
         self.events.push_back(QueuedEvent { event, full, size });
     }
 
     fn merge(&mut self, turn: Option<&TurnId>, body: &EventBody) -> bool {
-        if self.ever_sent >= self.events.len() {
-            return false;
-        }
-        let Some(QueuedEvent { event: last, size: last_size, .. }) = self.events.back_mut() else {
+        let Some(QueuedEvent { event: last, size, .. }) =
+            self.events.range_mut(self.ever_sent..).last()
+        else {
             return false;
         };
-        if last.turn.as_ref() != turn {
-            return false;
-        }
-        let (into, delta) = match (&mut last.body, body) {
+        match (&mut last.body, body) {
             (EventBody::TextDelta { text }, EventBody::TextDelta { text: delta })
-            | (EventBody::ThoughtDelta { text }, EventBody::ThoughtDelta { text: delta }) => {
-                (text, delta)
+            | (EventBody::ThoughtDelta { text }, EventBody::ThoughtDelta { text: delta })
+                if last.turn.as_ref() == turn && text.len() + delta.len() <= MAX_DELTA_BYTES =>
+            {
+                text.push_str(delta);
+                *size += delta.len();
+                self.bytes += delta.len();
+                true
             }
-            _ => return false,
-        };
-        if into.len() + delta.len() > MAX_DELTA_BYTES {
-            return false;
+            _ => false,
         }
-        into.push_str(delta);
-        *last_size += delta.len();
-        self.bytes += delta.len();
-        true
     }
 
     fn next(&mut self) -> Option<OutboxEvent> {
@@ -165,23 +162,6 @@ impl Queue {
             self.ever_sent -= 1;
         }
     }
-}
-
-// An estimate that is good enough for the limit.
-fn size(body: &EventBody) -> usize {
-    const OVERHEAD: usize = 256;
-    OVERHEAD
-        + match body {
-            EventBody::TextDelta { text } | EventBody::ThoughtDelta { text } => text.len(),
-            EventBody::ToolStarted { input, .. } => {
-                serde_json::to_string(input).map_or(0, |json| json.len())
-            }
-            EventBody::ToolEnded { output, .. } => output.len(),
-            EventBody::AgentRaw { line } => line.len(),
-            EventBody::BootPhase { tail, .. } => tail.as_ref().map_or(0, String::len),
-            EventBody::AgentExited { tail, .. } => tail.len(),
-            _ => 0,
-        }
 }
 
 #[cfg(test)]

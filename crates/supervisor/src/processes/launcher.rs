@@ -26,24 +26,15 @@ use rustix::{
 };
 
 use super::{
-    controlling_terminal, descendants,
+    REAPER_STACK_BYTES, controlling_terminal, descendants,
     launcher_protocol::{FromLauncher, ProcessExit, ProcessSpec, ToLauncher},
 };
 use crate::{fd_passing, log};
 
-// The reaper thread only waits and writes short lines.
-const REAPER_STACK_BYTES: usize = 64 * 1024;
-
 /// The role's entry point; `files` is the limit of open files for commands.
 pub(crate) fn main(files: Option<&str>) -> ExitCode {
     super::set_file_limit(files);
-    match serve() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            log::line(format_args!("launcher: {error}"));
-            ExitCode::FAILURE
-        }
-    }
+    log::exit_code("launcher: ", serve())
 }
 
 fn serve() -> io::Result<()> {

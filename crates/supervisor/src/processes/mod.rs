@@ -45,6 +45,9 @@ const MAX_IDLE_LAUNCHERS: usize = 2;
 // 1,024 connections of the door with two descriptors each, and as many again for commands.
 const SUPERVISOR_FILE_LIMIT: u64 = 8192;
 
+// The reaper threads of launchers and the spawner only wait and write short lines.
+const REAPER_STACK_BYTES: usize = 64 * 1024;
+
 /// Stdin, stdout and stderr of a command.
 pub(crate) type StdioFds = [OwnedFd; 3];
 
@@ -68,7 +71,9 @@ impl Processes {
         let early = Rc::clone(&processes);
         // The first command finds a launcher ready.
         tokio::task::spawn_local(async move {
-            early.refill().await;
+            if let Err(error) = early.refill().await {
+                log::line(format_args!("cannot start a launcher: {error}"));
+            }
             settled();
         });
         processes
@@ -80,7 +85,7 @@ impl Processes {
         spec: ProcessSpec,
         stdio: StdioFds,
     ) -> Result<Child, Fault> {
-        let message = message(&spec);
+        let run = ToLauncher::Run(spec.clone());
         for _ in 0..MAX_ATTEMPTS {
             let idle = self.idle.borrow_mut().pop();
             let mut launcher = match idle {
@@ -94,13 +99,13 @@ impl Processes {
             // A launcher may be killed at any moment: with its cgroup, with its spawner or by the
             // OOM killer. A request it has not accepted had no effect, so another launcher may run
             // it.
-            if launcher.send(&message, &descriptors).await.is_ok()
+            if launcher.send(&run, &descriptors).await.is_ok()
                 && let Some(child) = Child::started(launcher, Some(Rc::clone(self)), &spec).await?
             {
                 return Ok(child);
             }
         }
-        Err(Fault::new(FaultCode::System, NOT_STARTED))
+        Err(Fault::system(NOT_STARTED))
     }
 
     /// Starts a process in the cgroups of `joins`, with a launcher of its own.
@@ -114,11 +119,9 @@ impl Processes {
             self.spawn_role("launcher").map_err(|error| system("cannot start a launcher", &error));
         let mut launcher = Launcher { socket: spawned?, line: Vec::new() };
         let descriptors: Vec<BorrowedFd<'_>> = stdio.iter().chain(joins).map(AsFd::as_fd).collect();
-        let sent = launcher.send(&message(&spec), &descriptors).await;
+        let sent = launcher.send(&ToLauncher::Run(spec.clone()), &descriptors).await;
         sent.map_err(|error| system("cannot reach a launcher", &error))?;
-        Child::started(launcher, None, &spec)
-            .await?
-            .ok_or_else(|| Fault::new(FaultCode::System, NOT_STARTED))
+        Child::started(launcher, None, &spec).await?.ok_or_else(|| Fault::system(NOT_STARTED))
     }
 
     async fn launcher(&self) -> io::Result<Launcher> {
@@ -164,19 +167,11 @@ impl Processes {
         UnixStream::from_std(ours)
     }
 
-    async fn refill(&self) {
-        match self.ready_launcher().await {
-            Ok(launcher) => self.release(launcher),
-            Err(error) => log::line(format_args!("cannot start a launcher: {error}")),
-        }
-    }
-
-    async fn ready_launcher(&self) -> io::Result<Launcher> {
+    async fn refill(&self) -> io::Result<()> {
         let mut launcher = self.launcher().await?;
-        match launcher.next().await? {
-            Some(_) => Ok(launcher),
-            None => Err(io::ErrorKind::UnexpectedEof.into()),
-        }
+        launcher.next().await?.ok_or(io::ErrorKind::UnexpectedEof)?;
+        self.release(launcher);
+        Ok(())
     }
 
     fn release(&self, launcher: Launcher) {
@@ -222,7 +217,7 @@ impl Child {
                     }
                     return Err(start_fault(spec, errno, &message));
                 }
-                _ if accepted => return Err(Fault::new(FaultCode::System, NOT_STARTED)),
+                _ if accepted => return Err(Fault::system(NOT_STARTED)),
                 _ => return Ok(None),
             }
         }
@@ -248,8 +243,7 @@ impl Child {
     /// Kills the process and all its descendants; returns when none is left.
     pub(crate) async fn kill(&mut self) -> ProcessExit {
         if let Some(launcher) = &mut self.launcher {
-            let kill = serde_json::to_vec(&ToLauncher::Kill).unwrap_or_default();
-            let _launcher_is_gone = launcher.send(&kill, &[]).await;
+            let _launcher_is_gone = launcher.send(&ToLauncher::Kill, &[]).await;
         }
         while self.launcher.is_some() {
             self.advance().await;
@@ -313,8 +307,13 @@ struct Launcher {
 }
 
 impl Launcher {
-    async fn send(&mut self, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-        send(&self.socket, &fd_passing::frame(message), descriptors).await
+    async fn send(
+        &mut self,
+        message: &ToLauncher,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<()> {
+        let message = fd_passing::frame(&serde_json::to_vec(message)?);
+        send(&self.socket, &message, descriptors).await
     }
 
     // Cancel-safe: partial input stays in `line`.
@@ -349,22 +348,15 @@ async fn send(socket: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>])
     Ok(())
 }
 
-fn message(spec: &ProcessSpec) -> Vec<u8> {
-    serde_json::to_vec(&ToLauncher::Run(spec.clone())).expect("a process spec has only string keys")
-}
-
 fn system(doing: &str, error: &io::Error) -> Fault {
-    Fault::new(FaultCode::System, format!("{doing}: {error}"))
+    Fault::system(format!("{doing}: {error}"))
 }
 
 fn start_fault(spec: &ProcessSpec, errno: i32, message: &str) -> Fault {
     use rustix::io::Errno;
     let program = spec.argv.first().map_or("", String::as_str);
     if !std::path::Path::new(&spec.cwd).is_dir() {
-        return Fault::new(
-            FaultCode::NotFound,
-            format!("the working directory `{}` does not exist", spec.cwd),
-        );
+        return Fault::not_found(format!("the working directory `{}` does not exist", spec.cwd));
     }
     let code = match Errno::from_raw_os_error(errno) {
         Errno::NOENT | Errno::NOTDIR => FaultCode::NotFound,
@@ -402,13 +394,11 @@ fn raise_file_limit() -> Option<u64> {
 
 /// Sets `RLIMIT_FSIZE`, permanently, for this process and its children.
 pub(crate) fn limit_file_size(bytes: Option<u64>) -> io::Result<()> {
-    match bytes {
-        Some(_) => Ok(rustix::process::setrlimit(
-            Resource::Fsize,
-            Rlimit { current: bytes, maximum: bytes },
-        )?),
-        None => Ok(()),
+    if bytes.is_some() {
+        let limit = Rlimit { current: bytes, maximum: bytes };
+        rustix::process::setrlimit(Resource::Fsize, limit)?;
     }
+    Ok(())
 }
 
 fn set_file_limit(files: Option<&str>) {

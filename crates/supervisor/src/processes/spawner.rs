@@ -10,25 +10,17 @@ use std::{
     thread,
 };
 
-use rustix::process::{Pid, WaitOptions, WaitStatus};
+use rustix::process::{Pid, WaitOptions};
 
-use super::descendants;
+use super::{REAPER_STACK_BYTES, descendants};
 use crate::{fd_passing, log};
-
-const REAPER_STACK_BYTES: usize = 64 * 1024;
 
 type Launchers = Arc<Mutex<HashSet<i32>>>;
 
 /// The role's entry point; `files` is the limit of open files for commands.
 pub(crate) fn main(files: Option<&str>) -> ExitCode {
     super::set_file_limit(files);
-    match serve(files.unwrap_or_default()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            log::line(format_args!("spawner: {error}"));
-            ExitCode::FAILURE
-        }
-    }
+    log::exit_code("spawner: ", serve(files.unwrap_or_default()))
 }
 
 // The first message carries the cgroups to join; each later one the socket of a launcher to start.
@@ -76,11 +68,7 @@ fn reap(launchers: &Launchers) {
     let mut listed = launchers.lock().unwrap_or_else(PoisonError::into_inner);
     let was_launcher = listed.remove(&pid.as_raw_nonzero().get());
     // The command of a killed launcher becomes a child of this process, which must kill it.
-    if !was_launcher || failed(status) {
+    if !was_launcher || status.exit_status() != Some(0) {
         descendants::kill_below(rustix::process::getpid(), &|pid| listed.contains(&pid));
     }
-}
-
-fn failed(status: WaitStatus) -> bool {
-    status.exit_status() != Some(0)
 }

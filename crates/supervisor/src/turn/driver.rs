@@ -7,30 +7,24 @@
 //!   └──crash──────────┴─crash: AgentExited, kill all, TurnEnded Failed──▶ wait 2^n s ─▶ restart
 //! ```
 
-use std::{
-    pin::pin,
-    rc::Rc,
-    time::{Duration, Instant},
-};
+use std::{pin::pin, rc::Rc, time::Duration};
 
 use harvest_proto::{
     EventBody, TurnId,
-    bridge::{AgentLaunch, Exit, TurnRequest},
+    bridge::{Exit, TurnRequest},
     event::TurnOutcome,
 };
 use tokio::{
     sync::{mpsc, oneshot},
-    time::{sleep, timeout},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 
 use super::{DriverInput, Turns};
 use crate::{
-    agents::{AgentOutput, AgentProcess, Signal},
+    agents::{AgentContext, AgentOutput, AgentProcess, Signal},
     capture::describe,
     git::Git,
     log,
-    outbox::Outbox,
-    sandbox::Sandbox,
     users::AGENT_USER,
 };
 
@@ -59,10 +53,7 @@ enum TurnEnd {
 
 pub(super) struct Driver {
     pub(super) turns: Rc<Turns>,
-    pub(super) sandbox: Rc<Sandbox>,
-    pub(super) outbox: Rc<Outbox>,
-    pub(super) launch: AgentLaunch,
-    pub(super) cwd: String,
+    pub(super) context: AgentContext,
     pub(super) inputs: mpsc::UnboundedReceiver<DriverInput>,
     /// A prompt that waits until the agent has been restarted.
     pub(super) waiting: Option<ActiveTurn>,
@@ -84,7 +75,7 @@ impl Driver {
                 }
             };
             if running.is_none()
-                && (self.crashes > self.launch.restarts.times || self.inputs.is_closed())
+                && (self.crashes > self.context.launch.restarts.times || self.inputs.is_closed())
             {
                 return self.give_up();
             }
@@ -111,8 +102,7 @@ impl Driver {
                     Some(agent)
                 }
                 AgentOutput::Exited(exit) => {
-                    let tail = agent.stderr_tail();
-                    self.crashed(exit, tail);
+                    self.crashed(exit, agent.stderr_tail());
                     self.kill_all(agent).await;
                     None
                 }
@@ -128,7 +118,7 @@ impl Driver {
                     prompt: request.prompt.clone(),
                     number: request.number,
                 };
-                self.outbox.push(Some(&request.turn), body);
+                self.context.outbox.push(Some(&request.turn), body);
                 self.waiting = Some(ActiveTurn { request, started_at: Instant::now() });
             }
             DriverInput::Stop => {
@@ -184,12 +174,7 @@ impl Driver {
         let mut failure = None;
         let mut deadline = None;
         loop {
-            let timed_out = async {
-                match deadline {
-                    Some(deadline) => tokio::time::sleep_until(deadline).await,
-                    None => std::future::pending().await,
-                }
-            };
+            let timed_out = sleep_until(deadline.unwrap_or_else(Instant::now));
             tokio::select! {
                 biased;
                 input = self.inputs.recv() => match input {
@@ -201,7 +186,9 @@ impl Driver {
                     Some(DriverInput::ShutDown(done)) => return TurnEnd::ShutDown(done),
                     Some(DriverInput::Prompt(_)) | None => {}
                 },
-                () = timed_out => return TurnEnd::Unresponsive(failure.unwrap_or_default()),
+                () = timed_out, if deadline.is_some() => {
+                    return TurnEnd::Unresponsive(failure.unwrap_or_default());
+                }
                 output = agent.next() => match output {
                     AgentOutput::Exited(exit) => return TurnEnd::Crashed(exit),
                     AgentOutput::Signals(all) => for signal in self.publish(Some(turn), all) {
@@ -212,7 +199,7 @@ impl Driver {
                             Signal::Unrecoverable(reason) if failure.is_none() => {
                                 agent.interrupt();
                                 failure = Some(reason);
-                                deadline = Some(tokio::time::Instant::now() + INTERRUPT_TIMEOUT);
+                                deadline = Some(Instant::now() + INTERRUPT_TIMEOUT);
                             }
                             _ => {}
                         }
@@ -227,7 +214,7 @@ impl Driver {
         let mut rest = Vec::new();
         for signal in signals {
             match signal {
-                Signal::Event(body) => self.outbox.push(turn, body),
+                Signal::Event(body) => self.context.outbox.push(turn, body),
                 Signal::Question { request } => {
                     self.turns.requests.borrow_mut().insert(request);
                 }
@@ -239,16 +226,18 @@ impl Driver {
 
     fn close_requests(&self, agent: &mut AgentProcess, turn: &TurnId) {
         for request in agent.take_open_requests() {
-            self.outbox.push(Some(turn), EventBody::RequestClosed { request, answer: None });
+            self.context
+                .outbox
+                .push(Some(turn), EventBody::RequestClosed { request, answer: None });
         }
     }
 
     async fn set_author(&self, turn: &ActiveTurn) {
-        let Ok(user) = self.sandbox.user(Some(AGENT_USER)) else { return };
-        let git = Git { sandbox: &self.sandbox, user: &user };
+        let Ok(user) = self.context.sandbox.user(Some(AGENT_USER)) else { return };
+        let git = Git { sandbox: &self.context.sandbox, user: &user };
         if let Err(tail) = git.set_author(&turn.request.author).await {
             let message = format!("cannot set the author of commits: {tail}");
-            self.outbox.push(Some(&turn.request.turn), EventBody::Warning { message });
+            self.context.outbox.push(Some(&turn.request.turn), EventBody::Warning { message });
         }
     }
 
@@ -260,11 +249,8 @@ impl Driver {
                 match agent.next().await {
                     AgentOutput::Exited(_) => return,
                     AgentOutput::Signals(signals) => {
-                        if self
-                            .publish(Some(turn), signals)
-                            .iter()
-                            .any(|one| matches!(one, Signal::Done(_)))
-                        {
+                        let rest = self.publish(Some(turn), signals);
+                        if rest.iter().any(|signal| matches!(signal, Signal::Done(_))) {
                             return;
                         }
                     }
@@ -279,7 +265,7 @@ impl Driver {
     #[expect(clippy::disallowed_methods, reason = "the end of pid 1 kills every process")]
     async fn kill_all(&self, agent: AgentProcess) {
         let killed = agent.kill(KILL_TIMEOUT).await;
-        let group = &self.sandbox.agent_group;
+        let group = &self.context.sandbox.agent_group;
         if !group.kill_all(KILL_GROUP_TIMEOUT).await || !(killed || group.is_available()) {
             log::line(format_args!("cannot kill the agent's processes: stopping the sandbox"));
             std::process::exit(1);
@@ -289,33 +275,32 @@ impl Driver {
     fn crashed(&mut self, exit: Exit, tail: String) {
         self.crashes += 1;
         self.last_exit = Some(exit);
-        let restarts = self.crashes <= self.launch.restarts.times;
-        self.outbox.push(None, EventBody::AgentExited { exit, tail, restarts });
+        let restarts = self.crashes <= self.context.launch.restarts.times;
+        self.context.outbox.push(None, EventBody::AgentExited { exit, tail, restarts });
     }
 
     fn end(&self, turn: &ActiveTurn, outcome: TurnOutcome, error: Option<String>) {
         let prompt = turn.request.prompt.clone();
         let millis = u64::try_from(turn.started_at.elapsed().as_millis()).unwrap_or(u64::MAX);
         let body = EventBody::TurnEnded { prompt: prompt.clone(), outcome, error, millis };
-        self.outbox.push(Some(&turn.request.turn), body);
+        self.context.outbox.push(Some(&turn.request.turn), body);
         self.turns.ended(&prompt);
     }
 
     // With a backoff after a crash, at once after a stop.
     async fn restart(&mut self) -> Option<AgentProcess> {
-        let delay = super::restart_delay(self.crashes, self.launch.restarts);
-        let (sandbox, outbox) = (Rc::clone(&self.sandbox), Rc::clone(&self.outbox));
-        let (launch, cwd) = (self.launch.clone(), self.cwd.clone());
+        let delay = super::restart_delay(self.crashes, self.context.launch.restarts);
+        let context = self.context.clone();
         let mut start = pin!(async move {
             sleep(delay).await;
-            AgentProcess::start(&sandbox, &outbox, &launch, &cwd, true).await
+            AgentProcess::start(&context, true).await
         });
         loop {
             tokio::select! {
                 started = &mut start => return match started {
                     Ok(agent) => Some(agent),
                     Err(error) => {
-                        self.crashed(error.exit(), error.tail().to_owned());
+                        self.crashed(error.exit(), error.tail);
                         None
                     }
                 },
@@ -335,7 +320,7 @@ impl Driver {
     async fn shut_down(&mut self, agent: AgentProcess, done: oneshot::Sender<()>) {
         self.inputs.close();
         agent.close(CLOSE_TIMEOUT).await;
-        self.sandbox.agent_group.kill_all(KILL_GROUP_TIMEOUT).await;
+        self.context.sandbox.agent_group.kill_all(KILL_GROUP_TIMEOUT).await;
         let _receiver_gone = done.send(());
     }
 

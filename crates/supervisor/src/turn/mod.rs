@@ -12,12 +12,12 @@ use std::{
 
 use harvest_proto::{
     PromptId, TurnId,
-    bridge::{AgentLaunch, Fault, FaultCode, PromptProgress, Reply, RestartPolicy, TurnRequest},
+    bridge::{Fault, FaultCode, PromptProgress, Reply, RestartPolicy, TurnRequest},
 };
 use tokio::sync::{mpsc, oneshot};
 
 use self::driver::Driver;
-use crate::{agents::AgentProcess, outbox::Outbox, sandbox::Sandbox};
+use crate::agents::{AgentContext, AgentProcess};
 
 // The server asks only about the last prompt, and repeats come soon. The list fits into a frame
 // several times.
@@ -46,23 +46,14 @@ pub(crate) struct Turns {
 
 impl Turns {
     /// Starts the agent; returns when it is ready, or its last stderr lines.
-    pub(crate) async fn start(
-        self: &Rc<Self>,
-        sandbox: &Rc<Sandbox>,
-        outbox: &Rc<Outbox>,
-        launch: &AgentLaunch,
-        cwd: String,
-    ) -> Result<(), String> {
-        let started = AgentProcess::start(sandbox, outbox, launch, &cwd, launch.resume).await;
+    pub(crate) async fn start(self: &Rc<Self>, context: AgentContext) -> Result<(), String> {
+        let started = AgentProcess::start(&context, context.launch.resume).await;
         let agent = started.map_err(|error| error.to_string())?;
         let (sender, inputs) = mpsc::unbounded_channel();
         self.driver.replace(Some(sender));
         let driver = Driver {
             turns: Rc::clone(self),
-            sandbox: Rc::clone(sandbox),
-            outbox: Rc::clone(outbox),
-            launch: launch.clone(),
-            cwd,
+            context,
             inputs,
             waiting: None,
             crashes: 0,
@@ -95,7 +86,7 @@ impl Turns {
     /// Stops this turn, if it is the one in progress.
     pub(crate) fn stop(&self, turn: &TurnId) -> Result<Reply, Fault> {
         if self.current.borrow().as_ref() != Some(turn) {
-            return Err(Fault::new(FaultCode::NotFound, format!("turn {turn} is not in progress")));
+            return Err(Fault::not_found(format!("turn {turn} is not in progress")));
         }
         if !self.stopping.replace(true) {
             self.send(DriverInput::Stop);
@@ -106,10 +97,7 @@ impl Turns {
     /// Answers a question of the agent, once.
     pub(crate) fn answer(&self, request: String, answer: String) -> Result<Reply, Fault> {
         if !self.requests.borrow_mut().remove(&request) {
-            return Err(Fault::new(
-                FaultCode::NotFound,
-                format!("there is no open question `{request}`"),
-            ));
+            return Err(Fault::not_found(format!("there is no open question `{request}`")));
         }
         self.send(DriverInput::Answer { request, answer });
         Ok(Reply::Done)

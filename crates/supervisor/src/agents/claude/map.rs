@@ -23,13 +23,13 @@ pub(crate) struct Claude {
     command: Option<String>,
     started: bool,
     result: Option<Result<(), String>>,
-    questions: BTreeMap<String, PendingQuestions>,
+    pub(super) questions: BTreeMap<String, PendingQuestions>,
     unknown: UnknownLines,
 }
 
 /// A tool call that waits for the user's answers.
 #[derive(Debug)]
-struct PendingQuestions {
+pub(super) struct PendingQuestions {
     control: String,
     input: Map<String, Value>,
     /// The remaining questions; the first one is open.
@@ -158,23 +158,10 @@ impl Claude {
 
     fn cancelled(&mut self, message: &Value) -> Vec<Signal> {
         let control = text(message, "request_id");
-        let names: Vec<String> = self
-            .questions
-            .iter()
-            .filter(|(_, pending)| pending.control == control)
-            .map(|(name, _)| name.clone())
-            .collect();
-        names.into_iter().map(|name| self.close(&name)).collect()
-    }
-
-    fn close(&mut self, request: &str) -> Signal {
-        self.questions.remove(request);
-        Signal::Event(EventBody::RequestClosed { request: request.to_owned(), answer: None })
-    }
-
-    /// Removes and returns the open questions.
-    pub(super) fn take_questions(&mut self) -> Vec<String> {
-        std::mem::take(&mut self.questions).into_keys().collect()
+        let closed = self.questions.extract_if(.., |_, pending| pending.control == control);
+        closed
+            .map(|(request, _)| Signal::Event(EventBody::RequestClosed { request, answer: None }))
+            .collect()
     }
 }
 
@@ -206,15 +193,13 @@ fn partial(message: &Value) -> Vec<Signal> {
     if !message["parent_tool_use_id"].is_null() {
         return Vec::new();
     }
+    let field = |name| Some(text(delta, name).to_owned()).filter(|text| !text.is_empty());
     let event = match text(delta, "type") {
-        "text_delta" => EventBody::TextDelta { text: text(delta, "text").to_owned() },
-        "thinking_delta" => EventBody::ThoughtDelta { text: text(delta, "thinking").to_owned() },
-        _ => return Vec::new(),
+        "text_delta" => field("text").map(|text| EventBody::TextDelta { text }),
+        "thinking_delta" => field("thinking").map(|text| EventBody::ThoughtDelta { text }),
+        _ => None,
     };
-    let (EventBody::TextDelta { text } | EventBody::ThoughtDelta { text }) = &event else {
-        return Vec::new();
-    };
-    if text.is_empty() { Vec::new() } else { vec![Signal::Event(event)] }
+    event.map(Signal::Event).into_iter().collect()
 }
 
 fn blocks<'a>(message: &'a Value, kind: &'a str) -> impl Iterator<Item = &'a Value> {

@@ -66,7 +66,7 @@ impl Agent for Claude {
     }
 
     fn take_open_requests(&mut self) -> Vec<String> {
-        self.take_questions()
+        std::mem::take(&mut self.questions).into_keys().collect()
     }
 }
 
@@ -116,24 +116,18 @@ fn control_request(id: &str, subtype: &str) -> String {
 
 /// Allows a tool call.
 fn allow(request: &str, input: &Value) -> String {
-    respond(request, &json!({"behavior": "allow", "updatedInput": input}))
-}
-
-fn respond(request: &str, response: &Value) -> String {
-    json!({
-        "type": "control_response",
-        "response": {"subtype": "success", "request_id": request, "response": response},
-    })
-    .to_string()
+    let response = json!({"behavior": "allow", "updatedInput": input});
+    respond(request, json!({"subtype": "success", "response": response}))
 }
 
 /// The error response to an unknown control request.
 fn not_supported(request: &str) -> String {
-    json!({
-        "type": "control_response",
-        "response": {"subtype": "error", "request_id": request, "error": "not supported"},
-    })
-    .to_string()
+    respond(request, json!({"subtype": "error", "error": "not supported"}))
+}
+
+fn respond(request: &str, mut response: Value) -> String {
+    response["request_id"] = request.into();
+    json!({"type": "control_response", "response": response}).to_string()
 }
 
 /// The prompt's 60 bits as a version 4 UUID.

@@ -14,7 +14,8 @@ use serde_json::json;
 #[derive(Debug)]
 pub(super) struct Memory {
     file: File,
-    prompts: usize,
+    /// The number of prompts.
+    pub(super) prompts: usize,
 }
 
 impl Memory {
@@ -38,11 +39,6 @@ impl Memory {
         Ok(Self { file, prompts })
     }
 
-    /// The number of prompts.
-    pub(super) const fn prompts(&self) -> usize {
-        self.prompts
-    }
-
     pub(super) fn add(&mut self, prompt: &PromptId, text: &str) -> io::Result<()> {
         let line = format!("\n{}\n", json!({ "prompt": prompt, "text": text }));
         self.file.write_all(line.as_bytes())?;
@@ -60,14 +56,14 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let open = || Memory::open(home.path(), "0b5a-1").unwrap();
         let mut memory = open();
-        assert_eq!(memory.prompts(), 0);
+        assert_eq!(memory.prompts, 0);
         memory.add(&PromptId::random(), "one\ntwo").unwrap();
         memory.add(&PromptId::random(), "").unwrap();
         memory.file.write_all(b"{\"prompt\":").unwrap();
         let mut again = open();
-        assert_eq!(again.prompts(), 2);
+        assert_eq!(again.prompts, 2);
         again.add(&PromptId::random(), "after").unwrap();
-        assert_eq!(open().prompts(), 3);
+        assert_eq!(open().prompts, 3);
         assert!(Memory::open(home.path(), "../x").is_err());
     }
 }

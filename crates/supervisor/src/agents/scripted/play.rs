@@ -72,9 +72,7 @@ async fn block(program: &mut Program, block: Block, earlier: usize) -> BlockResu
 }
 
 fn start_tool(program: &mut Program, name: &str, input: Value) -> Result<String, Stop> {
-    program.calls += 1;
-    // The prompt count keeps ids unique across processes of the same conversation.
-    let call = format!("call_{}_{}", program.memory.prompts(), program.calls);
+    let call = program.new_id("call");
     program.send(&FromProgram::Tool { call: call.clone(), name: name.to_owned(), input })?;
     Ok(call)
 }
@@ -111,10 +109,7 @@ fn run_file_tool(block: Block) -> io::Result<String> {
         Block::Edit { path, old, new } => {
             let text = fs::read_to_string(&path)?;
             if !text.contains(&old) {
-                return Err(io::Error::new(
-                    io::ErrorKind::NotFound,
-                    format!("{path} does not contain that text"),
-                ));
+                return Err(io::Error::other(format!("{path} does not contain that text")));
             }
             fs::write(&path, text.replacen(&old, &new, 1)).map(|()| format!("edited {path}"))
         }
@@ -123,8 +118,7 @@ fn run_file_tool(block: Block) -> io::Result<String> {
 }
 
 async fn ask(program: &mut Program, question: String, options: Vec<String>) -> BlockResult {
-    program.calls += 1;
-    let request = format!("ask_{}_{}", program.memory.prompts(), program.calls);
+    let request = program.new_id("ask");
     program.send(&FromProgram::Ask { request: request.clone(), question, options })?;
     let answer = program.wait_for_answer(&request).await?;
     Ok(program.send(&FromProgram::Text { text: format!("The answer is {answer}.") })?)
@@ -148,8 +142,7 @@ fn retries(program: &Program, times: u32, status: Option<u16>) -> BlockResult {
 fn flood(program: &mut Program, events: usize, bytes: usize) -> BlockResult {
     let output = "x".repeat(bytes);
     for _ in 0..events {
-        program.calls += 1;
-        let call = format!("flood_{}_{}", program.memory.prompts(), program.calls);
+        let call = program.new_id("flood");
         program.send(&FromProgram::Result { call, ok: true, output: output.clone() })?;
     }
     Ok(())

@@ -61,9 +61,9 @@ pub(super) struct Program {
     input: Lines<BufReader<pipe::Receiver>>,
     /// Messages received while waiting for something else.
     waiting: VecDeque<ToProgram>,
-    pub(super) memory: Memory,
-    /// The number of tool calls.
-    pub(super) calls: usize,
+    memory: Memory,
+    /// The number of tool calls and questions.
+    calls: usize,
 }
 
 impl Program {
@@ -78,7 +78,7 @@ impl Program {
     }
 
     async fn serve(&mut self) -> io::Result<()> {
-        self.send(&FromProgram::Ready { remembers: self.memory.prompts() })?;
+        self.send(&FromProgram::Ready { remembers: self.memory.prompts })?;
         loop {
             let message = match self.waiting.pop_front() {
                 Some(message) => Some(message),
@@ -89,7 +89,7 @@ impl Program {
                 Some(ToProgram::Answer { .. } | ToProgram::Cancel) => continue,
                 None => return Ok(()),
             };
-            let earlier = self.memory.prompts();
+            let earlier = self.memory.prompts;
             self.memory.add(&prompt, &text)?;
             let error = match play::prompt(self, &text, earlier).await {
                 Ok(()) => None,
@@ -99,6 +99,12 @@ impl Program {
             };
             self.send(&FromProgram::Done { error })?;
         }
+    }
+
+    /// A new id. The prompt count keeps it unique across processes of the same conversation.
+    pub(super) fn new_id(&mut self, kind: &str) -> String {
+        self.calls += 1;
+        format!("{kind}_{}_{}", self.memory.prompts, self.calls)
     }
 
     /// Writes a line; blocks while the supervisor does not read.

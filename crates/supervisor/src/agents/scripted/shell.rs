@@ -11,13 +11,10 @@ use rustix::{
     pipe::{PipeFlags, pipe_with},
     process::{Pid, Signal, kill_process_group},
 };
-use tokio::{
-    net::unix::pipe,
-    process::{Child, Command},
-};
+use tokio::{net::unix::pipe, process::Command};
 
 use super::program::{Program, Stop};
-use crate::pipes::{discard_output, read_rest};
+use crate::pipes::{discard_output, read_on, read_rest};
 
 // Limit of a tool's output; the rest is counted and dropped.
 const MAX_OUTPUT_BYTES: usize = 4 * 1024 * 1024;
@@ -36,7 +33,8 @@ pub(super) async fn run(program: &mut Program, command: &str) -> Result<(bool, S
     let output = pipe::Receiver::from_owned_fd(ours)?;
     let mut captured = BoundedOutput::default();
     let ended = tokio::select! {
-        ended = wait(&mut child, &output, &mut captured) => ended,
+        ended = child.wait() => ended?,
+        never = read_on(&output, |bytes| captured.push(bytes)) => never,
         stop = program.cancelled() => {
             if let Some(group) = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)) {
                 let _already_gone = kill_process_group(group, Signal::KILL);
@@ -44,33 +42,11 @@ pub(super) async fn run(program: &mut Program, command: &str) -> Result<(bool, S
             let _reaped = child.wait().await;
             return Err(stop);
         }
-    }?;
+    };
     read_rest(&output, |bytes| captured.push(bytes));
     // Processes left running hold the pipe open; closing it would kill them.
     tokio::spawn(discard_output(output));
     Ok((ended.success(), captured.text(ended)))
-}
-
-async fn wait(
-    child: &mut Child,
-    output: &pipe::Receiver,
-    captured: &mut BoundedOutput,
-) -> io::Result<ExitStatus> {
-    let mut buffer = vec![0u8; 16 * 1024];
-    let mut open = true;
-    loop {
-        tokio::select! {
-            ended = child.wait() => return ended,
-            ready = output.readable(), if open => match ready
-                .and_then(|()| output.try_read(&mut buffer))
-            {
-                Ok(0) => open = false,
-                Ok(count) => captured.push(&buffer[..count]),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(_) => open = false,
-            },
-        }
-    }
 }
 
 #[derive(Debug, Default)]
