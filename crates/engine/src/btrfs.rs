@@ -42,6 +42,14 @@ struct VolArgsV2 {
     name: [u8; 4040],
 }
 
+impl VolArgsV2 {
+    fn new(file: i64, name: &CStr) -> io::Result<Self> {
+        let mut field = [0; 4040];
+        write_name(&mut field, name)?;
+        Ok(Self { file, transaction: 0, flags: 0, unused: [0; 4], name: field })
+    }
+}
+
 /// `struct btrfs_ioctl_vol_args`.
 #[repr(C)]
 struct VolArgs {
@@ -83,9 +91,7 @@ pub(crate) fn is_subvolume(stat: &Stat) -> bool {
 
 /// Creates an empty subvolume in a folder.
 pub(crate) fn create(folder: impl AsFd, name: &CStr) -> io::Result<()> {
-    let mut arguments =
-        VolArgsV2 { file: 0, transaction: 0, flags: 0, unused: [0; 4], name: [0; 4040] };
-    write_name(&mut arguments.name, name)?;
+    let mut arguments = VolArgsV2::new(0, name)?;
     // SAFETY: the structure has the size that the request number encodes.
     unsafe { ioctl(folder, SUBVOL_CREATE_V2, &raw mut arguments) }
 }
@@ -93,19 +99,14 @@ pub(crate) fn create(folder: impl AsFd, name: &CStr) -> io::Result<()> {
 /// Creates a snapshot of the subvolume `source` in a folder. Durable when this returns. Writable,
 /// because the kernel does not rename read-only subvolumes.
 pub(crate) fn snapshot(source: impl AsFd, folder: impl AsFd, name: &CStr) -> io::Result<()> {
-    let file = i64::from(source.as_fd().as_raw_fd());
-    let mut arguments =
-        VolArgsV2 { file, transaction: 0, flags: 0, unused: [0; 4], name: [0; 4040] };
-    write_name(&mut arguments.name, name)?;
+    let mut arguments = VolArgsV2::new(source.as_fd().as_raw_fd().into(), name)?;
     // SAFETY: as above; `source` stays open until the call returns.
     unsafe { ioctl(folder, SNAP_CREATE_V2, &raw mut arguments) }
 }
 
 /// Deletes a subvolume. The kernel frees its blocks in the background.
 pub(crate) fn destroy(folder: impl AsFd, name: &CStr) -> io::Result<()> {
-    let mut arguments =
-        VolArgsV2 { file: 0, transaction: 0, flags: 0, unused: [0; 4], name: [0; 4040] };
-    write_name(&mut arguments.name, name)?;
+    let mut arguments = VolArgsV2::new(0, name)?;
     // SAFETY: as above.
     unsafe { ioctl(folder, SNAP_DESTROY_V2, &raw mut arguments) }
 }

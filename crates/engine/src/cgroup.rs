@@ -50,15 +50,14 @@ impl Hierarchy {
         if rootless::is_active() {
             return Ok(delegated::find().map_or(Self::None, |mount| Self::V2 { mount }));
         }
-        let mounts = fs::read_to_string("/proc/self/mountinfo")
-            .doing(|| "read the mount table".to_owned())?;
+        let mounts = fs::read_to_string("/proc/self/mountinfo").doing(|| "read the mount table")?;
         Self::from_mounts(&mounts, |mount| {
             fs::read_to_string(mount.join("cgroup.controllers")).unwrap_or_default()
         })
         .ok_or_else(|| {
             let missing =
                 "neither cgroup v2 with memory and pids nor v1 with cpu, freezer, memory and pids";
-            StepError::new(missing, io::ErrorKind::Unsupported.into())
+            StepError::new(missing, io::ErrorKind::Unsupported)
         })
     }
 
@@ -72,10 +71,8 @@ impl Hierarchy {
             match right.first().copied() {
                 Some("cgroup2") => {
                     let has = controllers(&mount);
-                    if ["memory", "pids"]
-                        .iter()
-                        .all(|name| has.split_whitespace().any(|word| word == *name))
-                    {
+                    let has = |name| has.split_whitespace().any(|word| word == name);
+                    if has("memory") && has("pids") {
                         return Some(Self::V2 { mount });
                     }
                 }
@@ -108,12 +105,7 @@ impl Hierarchy {
         match self {
             Self::V2 { mount } => layout::v2(&mount.join(home).join(part), limits),
             Self::V1 { mounts } => layout::v1(mounts, &Path::new(home).join(part), limits),
-            Self::None => SandboxGroups {
-                make: Vec::new(),
-                clone_into: None,
-                join: Vec::new(),
-                inherit: Vec::new(),
-            },
+            Self::None => SandboxGroups::default(),
         }
     }
 
@@ -152,10 +144,7 @@ impl Hierarchy {
     /// 0.1 ms, but not while a process waits for a disk: see [`Hierarchy::is_frozen`].
     pub(crate) fn freeze(&self, home: &str, part: &str, frozen: bool) -> Result<(), StepError> {
         let Some(folder) = self.freezer(home, part) else {
-            return Err(StepError::new(
-                "freeze without cgroups",
-                io::ErrorKind::Unsupported.into(),
-            ));
+            return Err(StepError::new("freeze without cgroups", io::ErrorKind::Unsupported));
         };
         let (file, value) = match (self, frozen) {
             (Self::V2 { .. }, true) => ("cgroup.freeze", "1"),

@@ -64,7 +64,7 @@ pub struct Change {
     pub size_after: Option<u64>,
 }
 
-/// ChangeKind a name differs.
+/// How a name differs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChangeKind {
     /// The name is new.
@@ -263,32 +263,24 @@ impl Comparison {
         before: &Lookup,
         after: &Lookup,
     ) {
-        let kind = match (before, after) {
-            (Lookup::Missing, Lookup::Missing) => return,
-            (Lookup::Missing, _) => ChangeKind::Added,
-            (_, Lookup::Missing) => ChangeKind::Removed,
-            (
-                Lookup::Other { stat: one, layer: first },
-                Lookup::Other { stat: other, layer: second },
-            ) => {
-                if first == second || self.is_same(open, name, (one, *first), (other, *second)) {
-                    return;
-                }
-                ChangeKind::Changed
+        use Lookup::{Folder, Missing, Other};
+        let same = match (before, after) {
+            (Missing, Missing) => true,
+            (Other { stat: one, layer: first }, Other { stat: other, layer: second }) => {
+                first == second || self.is_same(open, name, (one, *first), (other, *second))
             }
-            (Lookup::Folder { stat: one, .. }, Lookup::Folder { stat: other, .. }) => {
-                if has_same_metadata(one, other) {
-                    return;
-                }
-                ChangeKind::Changed
-            }
-            _ => ChangeKind::Changed,
+            (Folder { stat: one, .. }, Folder { stat: other, .. }) => has_same_metadata(one, other),
+            _ => false,
         };
-        match kind {
-            ChangeKind::Added => self.changes.added += 1,
-            ChangeKind::Changed => self.changes.changed += 1,
-            ChangeKind::Removed => self.changes.removed += 1,
+        if same {
+            return;
         }
+        let (kind, count) = match (before, after) {
+            (Missing, _) => (ChangeKind::Added, &mut self.changes.added),
+            (_, Missing) => (ChangeKind::Removed, &mut self.changes.removed),
+            _ => (ChangeKind::Changed, &mut self.changes.changed),
+        };
+        *count += 1;
         if self.changes.entries.len() >= self.limit {
             self.changes.truncated = true;
             return;
@@ -316,10 +308,8 @@ impl Comparison {
         other: (&Stat, usize),
     ) -> bool {
         let ((before, first), (after, second)) = (one, other);
-        if !has_same_metadata(before, after)
-            || before.st_rdev != after.st_rdev
-            || before.st_size != after.st_size
-        {
+        let contents = |stat: &Stat| (stat.st_rdev, stat.st_size);
+        if !has_same_metadata(before, after) || contents(before) != contents(after) {
             return false;
         }
         let changed = |stat: &Stat| (stat.st_ino, stat.st_ctime, stat.st_ctime_nsec);
@@ -370,11 +360,8 @@ fn lookup(
 ) -> Result<Lookup, Errno> {
     let mut found: Option<(Stat, SideLayers, Vec<usize>)> = None;
     let through = if side.sees_common { common } else { &[] };
-    let layers = side
-        .own
-        .iter()
-        .map(|layer| (*layer, false))
-        .chain(through.iter().map(|layer| (*layer, true)));
+    let own = side.own.iter().map(|layer| (*layer, false));
+    let layers = own.chain(through.iter().map(|layer| (*layer, true)));
     let mut hidden = !side.sees_common;
     for (layer, is_common) in layers {
         let Some(folder) = folder_in(open, layer) else { continue };
@@ -401,9 +388,7 @@ fn lookup(
         } else {
             own.own.push(layer)
         }
-        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
-        let inner = rustix::fs::openat(folder, name, flags, Mode::empty())?;
-        if tree::is_opaque(inner.as_fd())? {
+        if tree::is_opaque(tree::open_subfolder(folder, name)?.as_fd())? {
             hidden |= !is_common;
             break;
         }

@@ -1,14 +1,10 @@
 //! Runs one check in a child process, which reports the result and exits.
 
-use std::{
-    fs::File,
-    io::Read,
-    os::fd::{AsFd, OwnedFd},
-};
+use std::{fs::File, io::Read, os::fd::OwnedFd};
 
 use rustix::{
     pipe::{PipeFlags, pipe_with},
-    process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid},
+    process::Signal,
 };
 
 use crate::syscall::{self, Side};
@@ -59,8 +55,7 @@ impl ChildProbe {
         let mut text = String::new();
         let read = File::from(self.output).read_to_string(&mut text);
         // The result is complete; the child may hang on exit.
-        let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
-        let _ = waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED);
+        syscall::kill_child(&self.pidfd);
         match (read, text.split_at_checked(1)) {
             (Ok(_), Some(("+", found))) => Ok(found.to_owned()),
             (Ok(_), Some(("-", reason))) => Err(reason.to_owned()),

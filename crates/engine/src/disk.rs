@@ -13,8 +13,8 @@ use serde::Serialize;
 use crate::{
     EngineError,
     error::AtPath,
-    file_lock::lock,
-    home::Home,
+    file_lock::{lock, try_lock},
+    home::{Home, folders},
     records::{create_private_dir, hex, write_record},
     store,
 };
@@ -55,40 +55,19 @@ impl Disk {
         &self.cache
     }
 
-    pub(crate) fn cache_layers(&self) -> PathBuf {
-        self.cache.join("layers")
-    }
-
-    pub(crate) fn images(&self) -> PathBuf {
-        self.cache.join("images")
-    }
-
-    /// For build steps that were rebuilt by force: the layer that replaces the step's usual one.
-    pub(crate) fn steps(&self) -> PathBuf {
-        self.cache.join("steps")
-    }
-
-    /// Measured sizes of layers, which never change.
-    pub(crate) fn sizes(&self) -> PathBuf {
-        self.cache.join("sizes")
-    }
-
-    /// Records of registry references that recipes pulled, with the layers they resolved to.
-    pub(crate) fn pulled(&self) -> PathBuf {
-        self.cache.join("pulled")
-    }
-
-    pub(crate) fn building(&self) -> PathBuf {
-        self.cache.join("building")
-    }
-
-    pub(crate) fn cache_trash(&self) -> PathBuf {
-        self.cache.join("trash")
-    }
-
-    /// One record per home that uses this cache, since snapshots of all homes refer to its layers.
-    pub(crate) fn homes(&self) -> PathBuf {
-        self.cache.join("homes")
+    folders! {
+        cache_layers = cache / "layers";
+        images = cache / "images";
+        /// For build steps that were rebuilt by force: the layer that replaces the usual one.
+        steps = cache / "steps";
+        /// Measured sizes of layers, which never change.
+        sizes = cache / "sizes";
+        /// Records of registry references that recipes pulled, with the layers they resolved to.
+        pulled = cache / "pulled";
+        building = cache / "building";
+        cache_trash = cache / "trash";
+        /// One record per home that uses this cache: snapshots of all homes refer to its layers.
+        homes = cache / "homes";
     }
 
     fn register(&self) -> Result<(), EngineError> {
@@ -137,14 +116,7 @@ impl Disk {
     /// Takes the exclusive lock of the cache. Returns `None` while it is held: a build holds it for
     /// minutes.
     pub(crate) fn try_lock_cache_for_gc(&self) -> Result<Option<File>, EngineError> {
-        let path = self.cache.join("collect.lock");
-        match lock(&path, FlockOperation::NonBlockingLockExclusive) {
-            Ok(file) => Ok(Some(file)),
-            Err(EngineError::File { source, .. }) if source.kind() == ErrorKind::WouldBlock => {
-                Ok(None)
-            }
-            Err(error) => Err(error),
-        }
+        try_lock(&self.cache.join("collect.lock"))
     }
 
     #[cfg(test)]

@@ -9,6 +9,7 @@ use std::{
     path::Path,
 };
 
+pub use harvest_proto::api::{DiskSpace, StoreFile};
 use harvest_proto::{SandboxId, SnapshotId};
 use rustix::fs::FileType;
 
@@ -80,24 +81,6 @@ pub struct SandboxUsage {
     pub bytes: u64,
 }
 
-/// The file that holds a btrfs store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StoreFile {
-    /// Bytes reserved on the host's disk.
-    pub bytes: u64,
-    /// Bytes of these that are free inside the store.
-    pub free_bytes: u64,
-}
-
-/// The space on a disk of the host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DiskSpace {
-    /// The size of the file system.
-    pub total_bytes: u64,
-    /// Bytes available to this process.
-    pub free_bytes: u64,
-}
-
 impl Engine {
     /// Measures the disk usage. Layers that were never measured before may take a second each.
     ///
@@ -127,10 +110,7 @@ impl Engine {
             sandboxes,
             trash_bytes,
             reclaimable_bytes: reclaimable + trash_bytes,
-            store_file: self
-                .store
-                .file_size()?
-                .map(|(bytes, free_bytes)| StoreFile { bytes, free_bytes }),
+            store_file: self.store.file_size()?,
             home_disk: disk_space(self.disk.home.path())?,
             cache_disk: disk_space(self.disk.cache())?,
         })

@@ -28,11 +28,8 @@ pub enum EngineError {
         snapshot: SnapshotId,
     },
     /// A layer does not exist.
-    #[error("layer `{layer}` is not on this host")]
-    LayerMissing {
-        /// Id of the layer.
-        layer: LayerId,
-    },
+    #[error("layer `{0}` is not on this host")]
+    LayerMissing(LayerId),
     /// The sandbox is unknown or has ended.
     #[error("sandbox {sandbox} is not running")]
     NotRunning {
@@ -40,17 +37,11 @@ pub enum EngineError {
         sandbox: SandboxId,
     },
     /// A sandbox with this id exists.
-    #[error("sandbox {sandbox} already exists")]
-    Exists {
-        /// Id of the sandbox.
-        sandbox: SandboxId,
-    },
+    #[error("sandbox {0} already exists")]
+    Exists(SandboxId),
     /// The request is invalid.
-    #[error("{reason}")]
-    Invalid {
-        /// The reason.
-        reason: String,
-    },
+    #[error("{0}")]
+    Invalid(String),
     /// The volume does not exist.
     #[error("there is no volume `{volume}`")]
     VolumeMissing {
@@ -58,17 +49,11 @@ pub enum EngineError {
         volume: VolumeName,
     },
     /// A volume with this name exists.
-    #[error("volume `{volume}` already exists")]
-    VolumeExists {
-        /// Name of the volume.
-        volume: VolumeName,
-    },
+    #[error("volume `{0}` already exists")]
+    VolumeExists(VolumeName),
     /// A sandbox uses the volume.
-    #[error("volume `{volume}` is in use")]
-    VolumeInUse {
-        /// Name of the volume.
-        volume: VolumeName,
-    },
+    #[error("volume `{0}` is in use")]
+    VolumeInUse(VolumeName),
     /// A program that creates or repairs volumes failed.
     #[error("{program} failed on volume `{volume}`: {message}")]
     VolumeTool {
@@ -100,17 +85,11 @@ pub enum EngineError {
         reason: String,
     },
     /// The zygote could not be started or reached.
-    #[error("cannot reach the zygote: {reason}")]
-    Zygote {
-        /// The reason.
-        reason: String,
-    },
+    #[error("cannot reach the zygote: {0}")]
+    Zygote(String),
     /// The id belongs to a snapshot that was taken while the sandbox ran.
-    #[error("snapshot {snapshot} already exists and is older than the sandbox's disk")]
-    SnapshotTaken {
-        /// Id of the snapshot.
-        snapshot: SnapshotId,
-    },
+    #[error("snapshot {0} already exists and is older than the sandbox's disk")]
+    SnapshotTaken(SnapshotId),
     /// Free space is below the threshold for this operation.
     #[error("cannot {doing}: only {} free in {}, at least {} required", format_bytes(*free), path.display(), format_bytes(*needed))]
     DiskLow {
@@ -169,18 +148,18 @@ pub(crate) struct StepError {
 
 /// Adds what was being done to an I/O error.
 pub(crate) trait Doing<T> {
-    fn doing(self, what: impl FnOnce() -> String) -> Result<T, StepError>;
+    fn doing<W: Into<String>>(self, what: impl FnOnce() -> W) -> Result<T, StepError>;
 }
 
 impl<T, E: Into<io::Error>> Doing<T> for Result<T, E> {
-    fn doing(self, what: impl FnOnce() -> String) -> Result<T, StepError> {
-        self.map_err(|source| StepError { doing: what(), source: source.into() })
+    fn doing<W: Into<String>>(self, what: impl FnOnce() -> W) -> Result<T, StepError> {
+        self.map_err(|source| StepError::new(what(), source))
     }
 }
 
 impl StepError {
-    pub(crate) fn new(doing: impl Into<String>, source: io::Error) -> Self {
-        Self { doing: doing.into(), source }
+    pub(crate) fn new(doing: impl Into<String>, source: impl Into<io::Error>) -> Self {
+        Self { doing: doing.into(), source: source.into() }
     }
 
     /// The error and its cause in one line, for text-only channels.

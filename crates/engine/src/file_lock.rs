@@ -1,6 +1,6 @@
 //! Locks on files and folders, held against other processes.
 
-use std::{fs::File, os::unix::fs::OpenOptionsExt, path::Path};
+use std::{fs::File, io::ErrorKind, os::unix::fs::OpenOptionsExt, path::Path};
 
 use rustix::fs::FlockOperation;
 
@@ -18,6 +18,14 @@ pub(crate) fn lock(path: &Path, operation: FlockOperation) -> Result<File, Engin
     flock(file, path, operation)
 }
 
+/// Locks a file exclusively without waiting; `None` while it is locked.
+pub(crate) fn try_lock(path: &Path) -> Result<Option<File>, EngineError> {
+    match lock(path, FlockOperation::NonBlockingLockExclusive) {
+        Err(EngineError::File { source, .. }) if source.kind() == ErrorKind::WouldBlock => Ok(None),
+        result => result.map(Some),
+    }
+}
+
 /// Locks a folder itself, which works on a full disk.
 pub(crate) fn lock_folder(path: &Path) -> Result<File, EngineError> {
     let folder = File::open(path).at("open", path)?;
@@ -28,18 +36,12 @@ pub(crate) fn lock_folder(path: &Path) -> Result<File, EngineError> {
 pub(crate) fn try_lock_folder(path: &Path) -> Result<Option<File>, EngineError> {
     let folder = File::open(path).at("open", path)?;
     match rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(Some(folder)),
         Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
-        Err(error) => Err(EngineError::file("lock", path, error)),
+        result => result.at("lock", path).map(|()| Some(folder)),
     }
 }
 
 fn flock(file: File, path: &Path, operation: FlockOperation) -> Result<File, EngineError> {
-    loop {
-        match rustix::fs::flock(&file, operation) {
-            Ok(()) => return Ok(file),
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(EngineError::file("lock", path, error)),
-        }
-    }
+    rustix::io::retry_on_intr(|| rustix::fs::flock(&file, operation)).at("lock", path)?;
+    Ok(file)
 }

@@ -16,7 +16,7 @@ use crate::{
     image::{Image, PulledImage},
     process::start_ticks,
     records,
-    sandbox_record::Record,
+    sandbox_record::{self, Record},
     spec::LayerId,
     store::{self, Driver, Store, StoreKind},
     trash,
@@ -149,10 +149,8 @@ impl Disk {
             }
             self.remove_unfinished_records()?;
         }
-        let mut trash = TrashContents {
-            home: records::names_in(&self.home.trash())?,
-            ..TrashContents::default()
-        };
+        let home = records::names_in(&self.home.trash())?;
+        let mut trash = TrashContents { home, ..TrashContents::default() };
         if self.home.host_trash() != self.home.trash() {
             trash.host = records::names_in(&self.home.host_trash())?;
         }
@@ -165,9 +163,7 @@ impl Disk {
         dry_run: bool,
         collected: &mut Collected,
     ) -> Result<(), EngineError> {
-        for name in records::record_names(&self.homes())? {
-            let record = self.homes().join(format!("{name}.json"));
-            let Some(home) = records::read_record::<PathBuf>(&record)? else { continue };
+        for (record, home) in records::read_records::<PathBuf>(&self.homes())? {
             if store::is_home(&home)? {
                 // The records may be in a store that is not mounted.
                 let store = Store::open(&home, Driver::Dir)?;
@@ -187,11 +183,10 @@ impl Disk {
         }
         self.discard_unused(&self.cache_layers(), &used, &self.cache_trash(), dry_run, collected)?;
         if !dry_run {
-            for name in records::names_in(&self.building())? {
-                let path = self.building().join(&name);
-                if path.is_dir() {
-                    trash::move_to_trash(&path, &self.cache_trash())?;
-                }
+            let building = records::names_in(&self.building())?;
+            let paths = building.iter().map(|name| self.building().join(name));
+            for path in paths.filter(|path| path.is_dir()) {
+                trash::move_to_trash(&path, &self.cache_trash())?;
             }
             self.remove_stale_build_records()?;
         }
@@ -200,19 +195,13 @@ impl Disk {
 
     // Removes records of build steps and pulls whose layers are gone.
     fn remove_stale_build_records(&self) -> Result<(), EngineError> {
-        for name in records::record_names(&self.steps())? {
-            let path = self.steps().join(format!("{name}.json"));
-            let layer: Option<LayerId> = records::read_record(&path)?;
-            if layer.is_some_and(|layer| !self.cache_layers().join(layer.as_str()).exists()) {
+        for (path, layer) in records::read_records::<LayerId>(&self.steps())? {
+            if !self.cache_layers().join(layer.as_str()).exists() {
                 records::remove_file(&path)?;
             }
         }
-        for name in records::record_names(&self.pulled())? {
-            let path = self.pulled().join(format!("{name}.json"));
-            let pulled: Option<PulledImage> = records::read_record(&path)?;
-            if pulled.is_some_and(|pulled| {
-                pulled.layers.iter().any(|layer| self.layer_path(layer).is_err())
-            }) {
+        for (path, pulled) in records::read_records::<PulledImage>(&self.pulled())? {
+            if pulled.layers.iter().any(|layer| self.layer_path(layer).is_err()) {
                 records::remove_file(&path)?;
             }
         }
@@ -228,10 +217,7 @@ impl Disk {
         for snapshot in other.snapshot_list()? {
             used.extend(snapshot.layers);
         }
-        for part in records::names_in(&other.home.sandboxes())? {
-            let Ok(id) = format!("{}_{part}", SandboxId::PREFIX).parse::<SandboxId>() else {
-                continue;
-            };
+        for id in sandbox_record::list_ids(home)? {
             if let Some(record) = Record::read(home, &id)? {
                 used.extend(record.layers);
             }
@@ -292,9 +278,7 @@ impl Disk {
         for image in self.image_list()? {
             used.extend(image.layers);
         }
-        for name in records::record_names(&self.homes())? {
-            let record = self.homes().join(format!("{name}.json"));
-            let Some(home) = records::read_record::<PathBuf>(&record)? else { continue };
+        for (_, home) in records::read_records::<PathBuf>(&self.homes())? {
             let kind = store::read_kind(&home)?.unwrap_or(StoreKind::Dir);
             if store::root(&home, kind).join("snapshots").is_dir() {
                 self.add_used_by_home(&Home::new(home, kind), used)?;

@@ -35,6 +35,17 @@ pub struct Config {
     pub thresholds: Thresholds,
 }
 
+/// Declares accessors of folders: the name, the accessor of the parent, the folder's name in it.
+macro_rules! folders {
+    ($($(#[$doc:meta])* $name:ident = $parent:ident / $folder:literal;)*) => {
+        $($(#[$doc])*
+        pub(crate) fn $name(&self) -> std::path::PathBuf {
+            self.$parent().join($folder)
+        })*
+    };
+}
+pub(crate) use folders;
+
 /// The folders of a home.
 #[derive(Debug, Clone)]
 pub(crate) struct Home {
@@ -68,17 +79,24 @@ impl Home {
         store::root(&self.path, self.store)
     }
 
-    /// The folder of sockets; accessible to root only.
-    pub(crate) fn run(&self) -> PathBuf {
-        self.path.join("run")
+    folders! {
+        /// The folder of sockets; accessible to root only.
+        run = path / "run";
+        sandboxes = root / "sandboxes";
+        /// Volumes; always on the home's own file system, also with a store in a file.
+        volumes = path / "volumes";
+        layers = root / "layers";
+        snapshots = root / "snapshots";
+        /// Layers being written. Outside of a capture, an entry is left from a crash.
+        partial = root / "partial";
+        trash = root / "trash";
+        /// The trash on the home's own file system; another one than `trash` for a store in a file.
+        host_trash = path / "trash";
+        zygote_socket = run / "zygote.sock";
     }
 
     pub(crate) fn sandbox_run(&self, id: &SandboxId) -> PathBuf {
         self.run().join(id.part())
-    }
-
-    pub(crate) fn sandboxes(&self) -> PathBuf {
-        self.root().join("sandboxes")
     }
 
     pub(crate) fn sandbox(&self, id: &SandboxId) -> PathBuf {
@@ -88,32 +106,6 @@ impl Home {
     /// The folder with a sandbox's `upper` and `work`.
     pub(crate) fn writable(&self, id: &SandboxId) -> PathBuf {
         writable::folder(&self.sandbox(id), self.store)
-    }
-
-    /// Volumes; always on the home's own file system, also with a store in a file.
-    pub(crate) fn volumes(&self) -> PathBuf {
-        self.path.join("volumes")
-    }
-
-    pub(crate) fn layers(&self) -> PathBuf {
-        self.root().join("layers")
-    }
-
-    pub(crate) fn snapshots(&self) -> PathBuf {
-        self.root().join("snapshots")
-    }
-
-    /// Layers being written. Outside of a capture, an entry is left from a crash.
-    pub(crate) fn partial(&self) -> PathBuf {
-        self.root().join("partial")
-    }
-
-    pub(crate) fn trash(&self) -> PathBuf {
-        self.root().join("trash")
-    }
-
-    pub(crate) fn zygote_socket(&self) -> PathBuf {
-        self.run().join("zygote.sock")
     }
 
     /// The name of this home's cgroup, derived from its path.
@@ -137,11 +129,6 @@ impl Home {
             create_private_dir(&folder)?;
         }
         Ok(())
-    }
-
-    /// The trash on the home's own file system; differs from [`Home::trash`] for a store in a file.
-    pub(crate) fn host_trash(&self) -> PathBuf {
-        self.path.join("trash")
     }
 
     /// Whether the store enforces the size limits of writable layers.

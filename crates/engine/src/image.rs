@@ -143,11 +143,8 @@ impl Disk {
 
     /// Every image of the cache, by name.
     pub(crate) fn image_list(&self) -> Result<Vec<Image>, EngineError> {
-        let mut images = Vec::new();
-        for name in records::record_names(&self.images())? {
-            images.extend(self.image(&name)?);
-        }
-        Ok(images)
+        let records = records::read_records(&self.images())?;
+        Ok(records.into_iter().map(|(_, image)| image).collect())
     }
 
     /// Writes an image's record and replaces the one of its name.

@@ -1,7 +1,5 @@
 //! Inspects sandboxes, and restarts dead ones with the disk they left.
 
-use std::os::fd::{AsFd, BorrowedFd};
-
 use harvest_proto::{SandboxId, Timestamp};
 use serde::Serialize;
 
@@ -10,7 +8,6 @@ use crate::{
     disk_thresholds::DiskOperation,
     error::EngineError,
     records::write_record,
-    sandbox::host_resolv_conf,
     sandbox_record::{Record, Running, SandboxState},
     spec::{Origin, Owner, Spec},
     zygote::{
@@ -93,11 +90,11 @@ impl Engine {
         let _turn = self.disk.lock_sandbox(id)?;
         let _gc_lock = self.disk.lock_against_gc()?;
         if matches!(self.find(id)?, SandboxState::Running(_)) {
-            return Err(EngineError::Exists { sandbox: id.clone() });
+            return Err(EngineError::Exists(id.clone()));
         }
         if self.disk.pending_save(id)?.is_some() {
             let reason = format!("the disk of {id} is being saved as a snapshot");
-            return Err(EngineError::Invalid { reason });
+            return Err(EngineError::Invalid(reason));
         }
         let layers: Vec<_> = record
             .layers
@@ -108,21 +105,6 @@ impl Engine {
         record.restarted_at = Some(std::time::SystemTime::now().into());
         write_record(&self.disk.home.sandbox(id).join("record.json"), &record)?;
         let files = self.open_descriptors(&record, &layers)?;
-        let files: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
-        let resolv_conf = host_resolv_conf(record.network);
-        let build = self.build();
-        let request =
-            Request::Start { record: Box::new(record), layers, resolv_conf, build, restart: true };
-        match client::ask(&self.config, &request, &files)? {
-            Answer::Started { pid } => Ok(self.running(id, pid)),
-            Answer::Failed { reason } | Answer::Ended { reason } => {
-                Err(EngineError::Refused { doing: "start", sandbox: id.clone(), reason })
-            }
-            other => Err(EngineError::Refused {
-                doing: "start",
-                sandbox: id.clone(),
-                reason: format!("unexpected answer: {other:?}"),
-            }),
-        }
+        self.request_start(record, layers, &files, true, &mut || {})
     }
 }

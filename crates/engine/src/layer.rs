@@ -20,7 +20,7 @@ impl Disk {
         [own, self.cache_layers().join(id.as_str())]
             .into_iter()
             .find(|path| path.is_dir())
-            .ok_or_else(|| EngineError::LayerMissing { layer: id.clone() })
+            .ok_or_else(|| EngineError::LayerMissing(id.clone()))
     }
 
     /// The subvolume that a sandbox on these layers starts as a clone of: the top layer, if it was

@@ -19,7 +19,10 @@ use crate::{
     image::{Image, PulledImage},
     records,
     records::random_name,
-    snapshot::{delta::copy_delta, index::Index},
+    snapshot::{
+        delta::{Delta, Pass},
+        index::Index,
+    },
     spec::LayerId,
     trash, tree,
 };
@@ -65,13 +68,11 @@ impl LayerCache<'_> {
     /// When the lock file cannot be opened or locked.
     pub fn lock_image(&self, name: &str, waiting: &mut dyn FnMut()) -> Result<File, EngineError> {
         let path = self.engine.disk.building().join(format!("{name}.lock"));
-        match file_lock::lock(&path, FlockOperation::NonBlockingLockExclusive) {
-            Err(EngineError::File { source, .. }) if source.kind() == io::ErrorKind::WouldBlock => {
-                waiting();
-                file_lock::lock(&path, FlockOperation::LockExclusive)
-            }
-            other => other,
+        if let Some(lock) = file_lock::try_lock(&path)? {
+            return Ok(lock);
         }
+        waiting();
+        file_lock::lock(&path, FlockOperation::LockExclusive)
     }
 
     /// An image by its name.
@@ -217,5 +218,6 @@ impl LayerCache<'_> {
 /// # Errors
 /// When something cannot be read or written.
 pub fn copy_tree(source: &Path, target: &Path) -> Result<(), EngineError> {
-    copy_delta(source, target, &Index::default(), 0, &mut || Ok(())).map(drop)
+    let delta = Delta { source, target, previous: &Index::default() };
+    delta.copy_all(Pass::ALL, 0, &mut || Ok(())).map(drop)
 }

@@ -134,15 +134,13 @@ impl Engine {
         match from {
             Origin::Layers { layers, config } => Ok((layers.clone(), config.clone())),
             Origin::Image(image) => {
-                let found = self.disk.image(image)?;
-                let found =
-                    found.ok_or_else(|| EngineError::ImageMissing { image: image.clone() })?;
+                let missing = || EngineError::ImageMissing { image: image.clone() };
+                let found = self.disk.image(image)?.ok_or_else(missing)?;
                 Ok((found.layers, found.config))
             }
             Origin::Snapshot(snapshot) => {
-                let found = self.disk.snapshot(snapshot)?;
-                let found = found
-                    .ok_or_else(|| EngineError::SnapshotMissing { snapshot: snapshot.clone() })?;
+                let missing = || EngineError::SnapshotMissing { snapshot: snapshot.clone() };
+                let found = self.disk.snapshot(snapshot)?.ok_or_else(missing)?;
                 Ok((found.layers, found.config))
             }
         }

@@ -62,18 +62,14 @@ impl LoopDevice {
     /// Attaches `backing`, which must be open for writing, to a free loop device.
     pub(crate) fn attach(backing: &File) -> io::Result<Self> {
         let control = OpenOptions::new().read(true).write(true).open(CONTROL)?;
+        let taken = |error: &io::Error| {
+            matches!(error.raw_os_error(), Some(libc::EBUSY | libc::ENXIO | libc::ENOENT))
+        };
         let mut last = io::Error::from(io::ErrorKind::ResourceBusy);
         for _ in 0..MAX_ATTEMPTS {
             match Self::attach_next(&control, backing) {
                 // Another process took the device, or removed it.
-                Err(error)
-                    if matches!(
-                        error.raw_os_error(),
-                        Some(libc::EBUSY | libc::ENXIO | libc::ENOENT)
-                    ) =>
-                {
-                    last = error;
-                }
+                Err(error) if taken(&error) => last = error,
                 result => return result,
             }
         }

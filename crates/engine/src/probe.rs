@@ -16,35 +16,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use serde::{Deserialize, Serialize};
+pub use harvest_proto::api::{Finding, FindingLevel as Level};
 
-use crate::{Engine, home::Config};
-
-/// The result of one check.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Finding {
-    /// Stable identifier.
-    pub id: &'static str,
-    /// How severe it is.
-    pub level: Level,
-    /// The result, in one line.
-    pub found: String,
-    /// How to fix it, in one line.
-    pub fix: Option<String>,
-}
-
-/// Severity of a finding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Level {
-    /// As it should be.
-    Ok,
-    /// Sandboxes run with a restriction.
-    Warn,
-    /// Sandboxes cannot run.
-    Fail,
-}
+use crate::{Engine, home::Config, syscall};
 
 /// The ids of all findings, in display order.
 pub const FINDINGS: [&str; 19] = [
@@ -72,49 +46,32 @@ pub const FINDINGS: [&str; 19] = [
 // A healthy host takes 0.1 s; a broken one may hang in a system call.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
-impl Finding {
-    pub(crate) fn ok(id: &'static str, found: impl Into<String>) -> Self {
-        Self { id, level: Level::Ok, found: found.into(), fix: None }
-    }
-
-    pub(crate) fn bad(
-        id: &'static str,
-        level: Level,
-        found: impl Into<String>,
-        fix: impl Into<String>,
-    ) -> Self {
-        Self { id, level, found: found.into(), fix: Some(fix.into()) }
-    }
+fn ok(id: &str, found: impl Into<String>) -> Finding {
+    Finding { id: id.to_owned(), level: Level::Ok, found: found.into(), fix: None }
 }
 
-/// A finding as sent by the probing process.
-#[derive(Deserialize)]
-struct FindingMessage {
-    id: String,
-    level: Level,
-    found: String,
-    fix: Option<String>,
+fn bad(id: &str, level: Level, found: impl Into<String>, fix: &str) -> Finding {
+    Finding { level, fix: Some(fix.to_owned()), ..ok(id, found) }
+}
+
+fn warn(id: &str, found: impl Into<String>, fix: &str) -> Finding {
+    bad(id, Level::Warn, found, fix)
+}
+
+fn fail(id: &str, found: impl Into<String>, fix: &str) -> Finding {
+    bad(id, Level::Fail, found, fix)
 }
 
 impl Engine {
     /// Checks what sandboxes need from this host. Starts no zygote and leaves nothing behind.
     #[must_use]
     pub fn probe(&self) -> Vec<Finding> {
-        let mut findings = match ask(&self.config) {
-            Ok(findings) => findings,
-            Err(reason) => {
-                let fix = "run `harvest doctor` again as the user that runs the server";
-                vec![Finding::bad(
-                    "probe",
-                    Level::Fail,
-                    format!("cannot check this host: {reason}"),
-                    fix,
-                )]
-            }
-        };
+        let mut findings = ask(&self.config).unwrap_or_else(|reason| {
+            let fix = "run `harvest doctor` again as the user that runs the server";
+            vec![fail("probe", format!("cannot check this host: {reason}"), fix)]
+        });
         findings.extend(paths::findings(&self.config));
-        let position = |id: &str| FINDINGS.iter().position(|known| *known == id);
-        findings.sort_by_key(|finding| position(finding.id));
+        findings.sort_by_key(|finding| FINDINGS.iter().position(|known| *known == finding.id));
         findings
     }
 }
@@ -138,14 +95,14 @@ fn ask(config: &Config) -> Result<Vec<Finding>, String> {
     }
     let ended = child.wait();
     let text = output.map_err(|error| error.to_string())?;
-    let messages: Vec<FindingMessage> =
-        serde_json::from_str(&text).map_err(|_| format!("the probe ended early ({ended:?})"))?;
-    Ok(messages.into_iter().filter_map(known).collect())
+    parse(&text).map_err(|_| format!("the probe ended early ({ended:?})"))
 }
 
-fn known(message: FindingMessage) -> Option<Finding> {
-    let id = FINDINGS.into_iter().find(|id| *id == message.id)?;
-    Some(Finding { id, level: message.level, found: message.found, fix: message.fix })
+/// The known findings; the probing program may be of another version.
+fn parse(text: &str) -> serde_json::Result<Vec<Finding>> {
+    let mut findings: Vec<Finding> = serde_json::from_str(text)?;
+    findings.retain(|finding| FINDINGS.contains(&finding.id.as_str()));
+    Ok(findings)
 }
 
 fn read_until_closed(from: Option<impl Read + AsFd>, end: Instant) -> io::Result<String> {
@@ -153,13 +110,7 @@ fn read_until_closed(from: Option<impl Read + AsFd>, end: Instant) -> io::Result
     let mut text = String::new();
     let mut piece = [0u8; 8192];
     loop {
-        let left = end.saturating_duration_since(Instant::now());
-        let left = Timespec {
-            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: left.subsec_nanos().into(),
-        };
-        let ready = poll(&mut [PollFd::new(&from, PollFlags::IN)], Some(&left))?;
-        if ready == 0 {
+        if !syscall::is_readable(&from, end.saturating_duration_since(Instant::now()))? {
             return Err(io::ErrorKind::TimedOut.into());
         }
         match from.read(&mut piece)? {
@@ -186,10 +137,9 @@ mod tests {
 
     #[test]
     fn findings_roundtrip_and_unknown_ids_are_dropped() {
-        let sent = Finding::bad("overlay", Level::Warn, "slow", "wait");
+        let sent = vec![warn("overlay", "slow", "wait")];
         let text = serde_json::to_string(&sent).unwrap();
-        assert_eq!(known(serde_json::from_str(&text).unwrap()), Some(sent));
-        let other = text.replace("overlay", "underlay");
-        assert_eq!(known(serde_json::from_str(&other).unwrap()), None);
+        assert_eq!(parse(&text).unwrap(), sent);
+        assert_eq!(parse(&text.replace("overlay", "underlay")).unwrap(), []);
     }
 }

@@ -5,7 +5,7 @@ use std::{
     fs::{self, DirBuilder, File, OpenOptions},
     io::{self, ErrorKind, Write},
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use ring::rand::{SecureRandom, SystemRandom};
@@ -59,7 +59,7 @@ pub(crate) fn sync(path: &Path) -> Result<(), EngineError> {
 /// Reads a record; `None` when the file does not exist.
 pub(crate) fn read_record<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, EngineError> {
     let bytes = match fs::read(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         result => result.at("read", path)?,
     };
     serde_json::from_slice(&bytes)
@@ -72,31 +72,28 @@ pub(crate) fn create_private_dir(path: &Path) -> Result<(), EngineError> {
     DirBuilder::new().recursive(true).mode(0o700).create(path).at("create the folder", path)
 }
 
-/// The records of a folder, by name without `.json`.
-pub(crate) fn record_names(folder: &Path) -> Result<Vec<String>, EngineError> {
-    let mut names = Vec::new();
-    for name in names_in(folder)? {
-        if let Some(name) = name.strip_suffix(".json") {
-            names.push(name.to_owned());
-        }
+/// All records of a folder with their paths. A record may be removed between listing and reading.
+pub(crate) fn read_records<T: DeserializeOwned>(
+    folder: &Path,
+) -> Result<Vec<(PathBuf, T)>, EngineError> {
+    let mut records = Vec::new();
+    for name in names_in(folder)?.iter().filter(|name| name.ends_with(".json")) {
+        let path = folder.join(name);
+        records.extend(read_record(&path)?.map(|record| (path, record)));
     }
-    Ok(names)
+    Ok(records)
 }
 
 /// The names in a folder, sorted; empty when the folder does not exist.
 pub(crate) fn names_in(folder: &Path) -> Result<Vec<String>, EngineError> {
     let entries = match fs::read_dir(folder) {
-        Ok(entries) => entries,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(error).at("list", folder),
+        result => result.at("list", folder)?,
     };
     let mut names = Vec::new();
     for entry in entries {
-        let entry = entry.at("list", folder)?;
         // The engine only creates UTF-8 names; others are not its own.
-        if let Ok(name) = entry.file_name().into_string() {
-            names.push(name);
-        }
+        names.extend(entry.at("list", folder)?.file_name().into_string());
     }
     names.sort();
     Ok(names)
@@ -104,9 +101,14 @@ pub(crate) fn names_in(folder: &Path) -> Result<Vec<String>, EngineError> {
 
 /// Removes a file, if it exists.
 pub(crate) fn remove_file(path: &Path) -> Result<(), EngineError> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(error).at("remove", path),
-        _ => Ok(()),
+    unless_missing(fs::remove_file(path)).at("remove", path)
+}
+
+/// Treats a missing file as success.
+pub(crate) fn unless_missing(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        result => result,
     }
 }
 

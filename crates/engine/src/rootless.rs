@@ -13,7 +13,7 @@ use std::{
     borrow::Cow,
     fs,
     io::{self, Read, Write},
-    os::fd::{AsFd, OwnedFd},
+    os::fd::OwnedFd,
     process::{Command, Stdio},
     sync::OnceLock,
 };
@@ -22,7 +22,6 @@ use harvest_proto::Hint;
 use rustix::{
     mount::{MountPropagationFlags, mount_change},
     pipe::{PipeFlags, pipe_with},
-    process::{WaitId, WaitIdOptions, waitid},
     thread::UnshareFlags,
 };
 
@@ -205,7 +204,7 @@ impl Mapper {
     fn finish(&mut self) -> Result<(), RootlessError> {
         let mut output = String::new();
         let _ = self.output.read_to_string(&mut output);
-        let _ = waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED);
+        syscall::reap_child(&self.pidfd);
         match output.trim() {
             "" => Ok(()),
             output => Err(RootlessError::Map { output: output.to_owned() }),

@@ -45,27 +45,45 @@ impl Engine {
         let _gc_lock = self.disk.lock_against_gc()?;
         let (record, layers, cloned) = self.build_record(spec)?;
         let files = self.open_descriptors(&record, &layers)?;
-        let files: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
         self.record_insert(&record, cloned.as_deref())?;
-        let resolv_conf = host_resolv_conf(record.network);
-        let build = self.build();
-        let request =
-            Request::Start { record: Box::new(record), layers, resolv_conf, build, restart: false };
         let mut synced = Ok(());
-        let answer = client::ask_while(&self.config, &request, &files, &mut || {
-            synced = self.record_sync(spec)
-        });
-        let reason = match synced.and(answer) {
-            Ok(Answer::Started { pid }) => return Ok(self.running(&spec.id, pid)),
-            Ok(Answer::Failed { reason } | Answer::Ended { reason }) => reason,
-            Ok(other) => format!("unexpected answer: {other:?}"),
+        let started = self
+            .request_start(record, layers, &files, false, &mut || synced = self.record_sync(spec));
+        match synced.and(started) {
+            Err(refused @ EngineError::Refused { .. }) => {
+                self.remove(&spec.id)?;
+                Err(refused)
+            }
             Err(error) => {
                 let _ = self.remove(&spec.id);
-                return Err(error);
+                Err(error)
             }
+            started => started,
+        }
+    }
+
+    /// Asks the zygote to start a recorded sandbox, and runs `meanwhile` until it answers.
+    pub(crate) fn request_start(
+        &self,
+        record: Record,
+        layers: Vec<PathBuf>,
+        files: &[OwnedFd],
+        restart: bool,
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<Running, EngineError> {
+        let sandbox = record.id.clone();
+        let resolv_conf = host_resolv_conf(record.network);
+        // The program that a new zygote would run.
+        let build = self.config.zygote.first().and_then(|program| BuildId::of(Path::new(program)));
+        let request =
+            Request::Start { record: Box::new(record), layers, resolv_conf, build, restart };
+        let files: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
+        let reason = match client::ask_while(&self.config, &request, &files, meanwhile)? {
+            Answer::Started { pid } => return Ok(self.running(&sandbox, pid)),
+            Answer::Failed { reason } | Answer::Ended { reason } => reason,
+            other => format!("unexpected answer: {other:?}"),
         };
-        self.remove(&spec.id)?;
-        Err(EngineError::Refused { doing: "start", sandbox: spec.id.clone(), reason })
+        Err(EngineError::Refused { doing: "start", sandbox, reason })
     }
 
     /// The steps [`Engine::start`] would run.
@@ -75,8 +93,7 @@ impl Engine {
     pub fn plan(&self, spec: &Spec) -> Result<Plan, EngineError> {
         self.store.ensure_mounted()?;
         let (record, layers, _) = self.build_record(spec)?;
-        let cgroups =
-            Hierarchy::detect().map_err(|error| EngineError::Zygote { reason: error.line() })?;
+        let cgroups = Hierarchy::detect().map_err(|error| EngineError::Zygote(error.line()))?;
         let facts = HostFacts {
             cgroups,
             group: self.disk.home.cgroup_name(),
@@ -130,19 +147,13 @@ impl Engine {
     pub fn kill(&self, id: &SandboxId) -> Result<(), EngineError> {
         self.store.ensure_mounted()?;
         // When the state is unreadable, the zygote knows.
+        let state = RecordedState::read(&self.disk.home, id);
         if !self.disk.home.sandbox(id).exists()
-            || matches!(
-                RecordedState::read(&self.disk.home, id),
-                Ok(Some(RecordedState::Ended { .. }))
-            )
+            || matches!(state, Ok(Some(RecordedState::Ended { .. })))
         {
             return Ok(());
         }
-        self.expect_done(
-            "kill",
-            id,
-            client::ask(&self.config, &Request::Kill { id: id.clone() }, &[])?,
-        )
+        self.ask_done("kill", id, &Request::Kill { id: id.clone() })
     }
 
     /// Freezes a sandbox's commands. Thaws after five seconds unless renewed.
@@ -150,8 +161,7 @@ impl Engine {
     /// # Errors
     /// When it is not running.
     pub fn freeze(&self, id: &SandboxId) -> Result<(), EngineError> {
-        let request = Request::Freeze { id: id.clone(), hold_millis: None };
-        self.expect_done("freeze", id, client::ask(&self.config, &request, &[])?)
+        self.ask_done("freeze", id, &Request::Freeze { id: id.clone(), hold_millis: None })
     }
 
     /// As [`Engine::freeze`], to be renewed within `hold`, at most ten minutes.
@@ -160,8 +170,7 @@ impl Engine {
     /// When it is not running or cannot be frozen in time.
     pub fn freeze_for(&self, id: &SandboxId, hold: Duration) -> Result<(), EngineError> {
         let hold_millis = Some(u64::try_from(hold.as_millis()).unwrap_or(u64::MAX));
-        let request = Request::Freeze { id: id.clone(), hold_millis };
-        self.expect_done("freeze", id, client::ask(&self.config, &request, &[])?)
+        self.ask_done("freeze", id, &Request::Freeze { id: id.clone(), hold_millis })
     }
 
     /// Thaws a sandbox.
@@ -169,11 +178,7 @@ impl Engine {
     /// # Errors
     /// When it is not running.
     pub fn thaw(&self, id: &SandboxId) -> Result<(), EngineError> {
-        self.expect_done(
-            "thaw",
-            id,
-            client::ask(&self.config, &Request::Thaw { id: id.clone() }, &[])?,
-        )
+        self.ask_done("thaw", id, &Request::Thaw { id: id.clone() })
     }
 
     /// Thaws a sandbox unless a snapshot is being taken, which needs the freeze and thaws it
@@ -213,22 +218,21 @@ impl Engine {
         client::ask_if_running(&self.disk.home, &Request::ExitIfIdle)?;
         // Without the store mounted there is nothing to list or unmount.
         for id in list_ids(&self.disk.home).unwrap_or_default() {
-            if RecordedState::read(&self.disk.home, &id)?
-                .is_some_and(|state| state.live_pid().is_some())
-            {
+            let state = RecordedState::read(&self.disk.home, &id)?;
+            if state.is_some_and(|state| state.live_pid().is_some()) {
                 return Ok(());
             }
         }
         self.store.unmount_if_unused()
     }
 
-    fn expect_done(
+    fn ask_done(
         &self,
         doing: &'static str,
         id: &SandboxId,
-        answer: Answer,
+        request: &Request,
     ) -> Result<(), EngineError> {
-        match answer {
+        match client::ask(&self.config, request, &[])? {
             Answer::Done | Answer::Ended { .. } => Ok(()),
             Answer::Failed { reason } => {
                 Err(EngineError::Refused { doing, sandbox: id.clone(), reason })
@@ -237,19 +241,10 @@ impl Engine {
         }
     }
 
-    /// The program that a new zygote would run.
-    pub(crate) fn build(&self) -> Option<BuildId> {
-        self.config.zygote.first().and_then(|program| BuildId::of(Path::new(program)))
-    }
-
     pub(crate) fn running(&self, id: &SandboxId, pid: u32) -> Running {
         let run = self.disk.home.sandbox_run(id);
-        Running {
-            id: id.clone(),
-            bridge: run.join("bridge.sock"),
-            door: run.join(DOOR_SOCKET),
-            pid,
-        }
+        let (bridge, door) = (run.join("bridge.sock"), run.join(DOOR_SOCKET));
+        Running { id: id.clone(), bridge, door, pid }
     }
 
     /// The recorded state; `None` when it claims that a dead sandbox runs.
@@ -271,13 +266,11 @@ impl Engine {
     ) -> Result<(Record, Vec<PathBuf>, Option<PathBuf>), EngineError> {
         let (mut layers, config) = self.resolve(&spec.from)?;
         if layers.is_empty() {
-            return Err(EngineError::Invalid {
-                reason: "a sandbox needs at least one layer".to_owned(),
-            });
+            return Err(EngineError::Invalid("a sandbox needs at least one layer".to_owned()));
         }
         if let Some(bind) = spec.binds.iter().find(|bind| !bind.inside.is_absolute()) {
             let reason = format!("`{}` is not an absolute path", bind.inside.display());
-            return Err(EngineError::Invalid { reason });
+            return Err(EngineError::Invalid(reason));
         }
         // The disk starts as a clone of the captured top layer, so layer stacks never grow.
         let cloned = self.disk.clone_source(&layers);
@@ -340,9 +333,7 @@ impl Engine {
             write_record_unsynced(&new.join(RECORD), record)?;
             match fs::rename(&new, &folder) {
                 Ok(()) => Ok(()),
-                Err(_) if folder.exists() => {
-                    Err(EngineError::Exists { sandbox: record.id.clone() })
-                }
+                Err(_) if folder.exists() => Err(EngineError::Exists(record.id.clone())),
                 Err(error) => Err(error).at("create", &folder),
             }
         };
@@ -368,7 +359,7 @@ impl Engine {
     }
 }
 
-pub(crate) fn host_resolv_conf(network: Network) -> String {
+fn host_resolv_conf(network: Network) -> String {
     match network {
         Network::Door | Network::Nothing => String::new(),
         Network::Host => fs::read_to_string("/etc/resolv.conf").unwrap_or_default(),

@@ -175,14 +175,8 @@ impl Disk {
 
     /// Every snapshot of this home.
     pub(crate) fn snapshot_list(&self) -> Result<Vec<Snapshot>, EngineError> {
-        let mut found = Vec::new();
-        for name in records::record_names(&self.home.snapshots())? {
-            // The record may be removed between listing and reading.
-            let record: Option<SnapshotRecord> =
-                records::read_record(&self.home.snapshots().join(format!("{name}.json")))?;
-            found.extend(record.map(|record| record.snapshot));
-        }
-        Ok(found)
+        let records = records::read_records::<SnapshotRecord>(&self.home.snapshots())?;
+        Ok(records.into_iter().map(|(_, record)| record.snapshot).collect())
     }
 
     /// Removes a snapshot's record. Garbage collection removes its layers once nothing refers to
@@ -296,7 +290,7 @@ impl Disk {
             // sandbox would lose everything written since.
             return match pending {
                 Some(_) => Ok(saved),
-                None => Err(EngineError::SnapshotTaken { snapshot: snapshot.clone() }),
+                None => Err(EngineError::SnapshotTaken(snapshot.clone())),
             };
         }
         let folder = self.home.sandbox(&sandbox.id);

@@ -136,123 +136,83 @@ pub struct VolumeMount {
     pub read_only: bool,
 }
 
-/// A volume's name, which is also the name of its folder.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct VolumeName(String);
-
-/// A text that is not a volume name.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("invalid volume name `{0}`: use letters, digits, `_` and `-`, at most 80")]
-pub struct ParseVolumeNameError(String);
-
-impl VolumeName {
-    /// The name as text.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl FromStr for VolumeName {
-    type Err = ParseVolumeNameError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if is_plain_name(text) {
-            Ok(Self(text.to_owned()))
-        } else {
-            Err(ParseVolumeNameError(text.to_owned()))
-        }
-    }
-}
-
-impl TryFrom<String> for VolumeName {
-    type Error = ParseVolumeNameError;
-
-    fn try_from(text: String) -> Result<Self, Self::Error> {
-        text.parse()
-    }
-}
-
-impl From<VolumeName> for String {
-    fn from(name: VolumeName) -> Self {
-        name.0
-    }
-}
-
-impl fmt::Display for VolumeName {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for VolumeName {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(&self.0)
-    }
-}
-
 /// Whether a text is safe as a file name.
 pub(crate) fn is_plain_name(text: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
     (1..=80).contains(&text.len()) && text.bytes().all(plain)
 }
 
-/// The id of a layer: the name of its folder.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct LayerId(String);
+/// A text that is safe as a file name, and the error of a text that is not.
+macro_rules! plain_name {
+    ($(#[$doc:meta])* $name:ident, $(#[$error_doc:meta])* $error:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        #[serde(try_from = "String", into = "String")]
+        pub struct $name(String);
 
-/// A text that is not a layer id.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not a layer id")]
-pub struct ParseLayerIdError(String);
+        #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+        $(#[$error_doc])*
+        pub struct $error(String);
 
-impl LayerId {
-    /// The folder's name.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl FromStr for LayerId {
-    type Err = ParseLayerIdError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if is_plain_name(text) {
-            Ok(Self(text.to_owned()))
-        } else {
-            Err(ParseLayerIdError(text.to_owned()))
+        impl $name {
+            /// The name as text.
+            #[must_use]
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
         }
-    }
+
+        impl FromStr for $name {
+            type Err = $error;
+
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
+                text.to_owned().try_into()
+            }
+        }
+
+        impl TryFrom<String> for $name {
+            type Error = $error;
+
+            fn try_from(text: String) -> Result<Self, Self::Error> {
+                if is_plain_name(&text) { Ok(Self(text)) } else { Err($error(text)) }
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(name: $name) -> Self {
+                name.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+                out.write_str(&self.0)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+                out.write_str(&self.0)
+            }
+        }
+    };
 }
 
-impl TryFrom<String> for LayerId {
-    type Error = ParseLayerIdError;
+plain_name!(
+    /// A volume's name, which is also the name of its folder.
+    VolumeName,
+    /// A text that is not a volume name.
+    #[error("invalid volume name `{0}`: use letters, digits, `_` and `-`, at most 80")]
+    ParseVolumeNameError
+);
 
-    fn try_from(text: String) -> Result<Self, Self::Error> {
-        text.parse()
-    }
-}
-
-impl From<LayerId> for String {
-    fn from(id: LayerId) -> Self {
-        id.0
-    }
-}
-
-impl fmt::Display for LayerId {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for LayerId {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(&self.0)
-    }
-}
+plain_name!(
+    /// The id of a layer: the name of its folder.
+    LayerId,
+    /// A text that is not a layer id.
+    #[error("`{0}` is not a layer id")]
+    ParseLayerIdError
+);
 
 #[cfg(test)]
 mod tests {

@@ -20,13 +20,15 @@ use std::{
     time::Duration,
 };
 
+use harvest_proto::api::StoreFile;
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 
 use crate::{
     EngineError, btrfs,
+    disk_thresholds::free_and_total_bytes,
     error::AtPath,
-    file_lock::lock,
+    file_lock::{lock, try_lock},
     records::{create_private_dir, read_record, write_record},
     rootless,
 };
@@ -134,11 +136,8 @@ pub(crate) struct Store {
 impl Store {
     /// Opens and mounts the store of a home; creates it as `wanted` in a new home.
     pub(crate) fn open(home: &Path, wanted: Driver) -> Result<Arc<Self>, EngineError> {
-        let store_lock = lock(&home.join("store.lock"), FlockOperation::LockExclusive)?;
-        let kind = match read_kind(home)? {
-            Some(kind) => kind,
-            None => create(home, wanted)?,
-        };
+        let store_lock = lock_store(home)?;
+        let kind = read_kind(home)?.map_or_else(|| create(home, wanted), Ok)?;
         let store = Arc::new(Self { home: home.to_owned(), kind, in_use_lock: Mutex::new(None) });
         store.mount_and_grow(&store_lock)?;
         if kind == StoreKind::BtrfsFile {
@@ -163,8 +162,7 @@ impl Store {
         {
             return Ok(());
         }
-        let store_lock = lock(&self.home.join("store.lock"), FlockOperation::LockExclusive)?;
-        self.mount_and_grow(&store_lock)
+        self.mount_and_grow(&lock_store(&self.home)?)
     }
 
     fn mount_and_grow(&self, _store_lock: &File) -> Result<(), EngineError> {
@@ -190,13 +188,11 @@ impl Store {
         if self.kind != StoreKind::BtrfsFile {
             return Ok(());
         }
-        let _store_lock = lock(&self.home.join("store.lock"), FlockOperation::LockExclusive)?;
+        let _store_lock = lock_store(&self.home)?;
         let mut used = self.in_use_lock.lock().unwrap_or_else(PoisonError::into_inner);
         *used = None;
         let path = self.home.join("store.used");
-        if lock(&path, FlockOperation::NonBlockingLockExclusive).is_ok()
-            && btrfs_file::unmount(&self.home)?
-        {
+        if matches!(try_lock(&path), Ok(Some(_))) && btrfs_file::unmount(&self.home)? {
             return Ok(());
         }
         *used = Some(lock(&path, FlockOperation::LockShared)?);
@@ -221,16 +217,18 @@ impl Store {
     }
 
     /// The size of the store's file and the free bytes inside; `None` for other kinds of stores.
-    pub(crate) fn file_size(&self) -> Result<Option<(u64, u64)>, EngineError> {
+    pub(crate) fn file_size(&self) -> Result<Option<StoreFile>, EngineError> {
         if self.kind != StoreKind::BtrfsFile {
             return Ok(None);
         }
-        let size = btrfs_file::path(&self.home)
-            .metadata()
-            .at("access", btrfs_file::path(&self.home))?
-            .len();
-        Ok(Some((size, btrfs_file::free_bytes_inside(&self.home)?)))
+        let file = btrfs_file::path(&self.home);
+        let bytes = file.metadata().at("access", &file)?.len();
+        Ok(Some(StoreFile { bytes, free_bytes: btrfs_file::free_bytes_inside(&self.home)? }))
     }
+}
+
+fn lock_store(home: &Path) -> Result<File, EngineError> {
+    lock(&home.join("store.lock"), FlockOperation::LockExclusive)
 }
 
 /// The folder of a home's disks.
@@ -259,7 +257,7 @@ pub(crate) fn read_kind(home: &Path) -> Result<Option<StoreKind>, EngineError> {
                 path.display(),
                 record.version
             );
-            Err(EngineError::Invalid { reason })
+            Err(EngineError::Invalid(reason))
         }
         found => Ok(found.map(|record| record.driver)),
     }
@@ -271,11 +269,10 @@ fn create(home: &Path, wanted: Driver) -> Result<StoreKind, EngineError> {
         root: rustix::process::geteuid().is_root() && !rootless::is_active(),
         on_btrfs: btrfs::is_btrfs(home).at("access", home)?,
         mkfs: btrfs_file::find_mkfs().is_some(),
-        free: btrfs_file::free_bytes(home)?,
+        free: free_and_total_bytes(home)?.0,
     };
-    let kind = choose(wanted, host).map_err(|reason| EngineError::Invalid {
-        reason: format!("{reason}: {}", home.display()),
-    })?;
+    let kind = choose(wanted, host)
+        .map_err(|reason| EngineError::Invalid(format!("{reason}: {}", home.display())))?;
     match kind {
         StoreKind::Dir => {}
         StoreKind::Btrfs => create_private_dir(&root(home, kind))?,

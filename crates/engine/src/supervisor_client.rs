@@ -1,5 +1,5 @@
-//! A blocking client of a supervisor's bridge: runs commands and transfers files, one request at a
-//! time. Used by image builds, benchmarks and tests; the server has its own asynchronous client.
+//! A blocking client of a supervisor's bridge: runs commands, one at a time. Used by image builds,
+//! benchmarks and tests; the server has its own asynchronous client, which also transfers files.
 
 mod copy_tree;
 
@@ -10,9 +10,8 @@ use std::{
 };
 
 use harvest_proto::bridge::{
-    BridgeRole, Command, Decoder, Exit, Fault, FaultCode, FileRequest, FileStat, Frame, FrameError,
-    FromSupervisor, INITIAL_CREDIT_BYTES, MAX_DATA_BYTES, Reply, RequestId, StreamId, ToSupervisor,
-    VERSION,
+    BridgeRole, Command, Decoder, Exit, Fault, Frame, FrameError, FromSupervisor,
+    INITIAL_CREDIT_BYTES, MAX_DATA_BYTES, RequestId, StreamId, ToSupervisor, VERSION,
 };
 use rustix::net::SocketType;
 
@@ -43,9 +42,6 @@ pub enum SupervisorClientError {
     /// The supervisor refused the request.
     #[error("the supervisor refused the request")]
     Refused(#[from] Fault),
-    /// The local file of a transfer failed.
-    #[error("the local side of the file transfer failed")]
-    Local(#[source] io::Error),
 }
 
 /// An output stream of a command.
@@ -123,16 +119,18 @@ impl SupervisorClient {
         let id = self.next_request();
         (command.stdout, command.stderr) = (self.next_stream(), self.next_stream());
         let (stdout, stderr) = (command.stdout, command.stderr);
-        let mut sender = (!input.is_empty()).then(|| Sender::new(self.next_stream()));
-        command.stdin = sender.as_ref().map(|sender| sender.stream);
+        let mut input = (!input.is_empty()).then(|| Input {
+            stream: self.next_stream(),
+            rest: input,
+            credit: INITIAL_CREDIT_BYTES as usize,
+            ended: false,
+        });
+        command.stdin = input.as_ref().map(|input| input.stream);
         self.send_message(&ToSupervisor::Exec { id, command: Box::new(command) })?;
-        let mut input = input;
         let mut started = false;
         loop {
-            if let Some(sending) = sender.as_mut().filter(|_| started)
-                && sending.send(self, &mut input)?
-            {
-                sender = None;
+            if let Some(input) = input.as_mut().filter(|_| started) {
+                input.send(self)?;
             }
             match self.next_frame()? {
                 Frame::Data { stream, bytes } if stream == stdout || stream == stderr => {
@@ -147,115 +145,11 @@ impl SupervisorClient {
                     return Ok(exit);
                 }
                 Frame::Control(FromSupervisor::Credit { stream, bytes }) => {
-                    if let Some(sending) =
-                        sender.as_mut().filter(|sending| sending.stream == stream)
-                    {
-                        sending.credit += u64::from(bytes);
+                    if let Some(input) = input.as_mut().filter(|input| input.stream == stream) {
+                        input.credit += bytes as usize;
                     }
                 }
                 _ => {}
-            }
-        }
-    }
-
-    /// Writes a file. The file has its final name when this returns.
-    ///
-    /// # Errors
-    /// When `from` or the supervisor fails.
-    pub fn write(
-        &mut self,
-        path: &str,
-        mode: u32,
-        user: Option<&str>,
-        from: &mut dyn Read,
-    ) -> Result<(), SupervisorClientError> {
-        let id = self.next_request();
-        let mut sender = Some(Sender::new(self.next_stream()));
-        let stream = sender.as_ref().map_or(0, |sender| sender.stream);
-        let request = FileRequest::Write {
-            path: path.to_owned(),
-            mode,
-            user: user.map(str::to_owned),
-            stream,
-        };
-        self.send_message(&ToSupervisor::File { id, request })?;
-        loop {
-            if let Some(sending) = &mut sender
-                && sending.send(self, from)?
-            {
-                sender = None;
-            }
-            match self.next_frame()? {
-                Frame::Control(FromSupervisor::Reply { id: of, result }) if of == id => {
-                    return result.map(drop).map_err(SupervisorClientError::from);
-                }
-                Frame::Control(FromSupervisor::Credit { stream: of, bytes }) if of == stream => {
-                    if let Some(sending) = &mut sender {
-                        sending.credit += u64::from(bytes);
-                    }
-                }
-                _ => {}
-            }
-        }
-    }
-
-    /// Reads a file into `to`.
-    ///
-    /// # Errors
-    /// When the file does not exist, or `to` fails.
-    pub fn read(&mut self, path: &str, to: &mut dyn Write) -> Result<(), SupervisorClientError> {
-        let (id, stream) = (self.next_request(), self.next_stream());
-        let request = FileRequest::Read { path: path.to_owned(), stream };
-        self.send_message(&ToSupervisor::File { id, request })?;
-        // The reply and the end of the stream arrive in either order.
-        let (mut replied, mut ended) = (false, false);
-        while !(replied && ended) {
-            match self.next_frame()? {
-                Frame::Data { stream: of, bytes } if of == stream => {
-                    to.write_all(&bytes).map_err(SupervisorClientError::Local)?;
-                    self.grant_credit(stream, bytes.len())?;
-                }
-                Frame::Control(FromSupervisor::End { stream: of }) if of == stream => ended = true,
-                Frame::Control(FromSupervisor::Reply { id: of, result }) if of == id => {
-                    result?;
-                    replied = true;
-                }
-                _ => {}
-            }
-        }
-        Ok(())
-    }
-
-    /// The metadata of a path. A symbolic link is not followed.
-    ///
-    /// # Errors
-    /// When the path does not exist.
-    pub fn stat(&mut self, path: &str) -> Result<FileStat, SupervisorClientError> {
-        match self.file_request(FileRequest::Stat { path: path.to_owned(), follow: false })? {
-            Reply::Stat(stat) => Ok(stat),
-            _ => Err(unexpected_reply()),
-        }
-    }
-
-    /// The entries of a folder.
-    ///
-    /// # Errors
-    /// When the path is not a folder, or its entries do not fit one reply.
-    pub fn list(&mut self, path: &str) -> Result<Vec<FileStat>, SupervisorClientError> {
-        match self.file_request(FileRequest::List { path: path.to_owned(), after: None })? {
-            Reply::List { entries, .. } => Ok(entries),
-            _ => Err(unexpected_reply()),
-        }
-    }
-
-    fn file_request(&mut self, request: FileRequest) -> Result<Reply, SupervisorClientError> {
-        let id = self.next_request();
-        self.send_message(&ToSupervisor::File { id, request })?;
-        loop {
-            if let Frame::Control(FromSupervisor::Reply { id: of, result }) = self.next_frame()?
-                && of == id
-            {
-                return Ok(result?);
             }
         }
     }
@@ -312,47 +206,29 @@ impl SupervisorClient {
     }
 }
 
-fn unexpected_reply() -> SupervisorClientError {
-    SupervisorClientError::Refused(Fault::new(
-        FaultCode::System,
-        "the supervisor sent an unexpected reply",
-    ))
-}
-
-/// The sending side of a stream, limited by the credit the supervisor grants.
-struct Sender {
+/// The standard input of a command, sent as far as the supervisor grants credit.
+struct Input<'a> {
     stream: StreamId,
-    credit: u64,
+    rest: &'a [u8],
+    credit: usize,
+    /// The end marker is sent.
+    ended: bool,
 }
 
-impl Sender {
-    fn new(stream: StreamId) -> Self {
-        Self { stream, credit: INITIAL_CREDIT_BYTES.into() }
-    }
-
-    /// Sends as much as the credit allows. Returns true when everything and the end marker are
-    /// sent.
-    fn send(
-        &mut self,
-        client: &mut SupervisorClient,
-        from: &mut dyn Read,
-    ) -> Result<bool, SupervisorClientError> {
-        let mut buffer = vec![0u8; MAX_DATA_BYTES];
-        while self.credit > 0 {
-            let limit = usize::try_from(self.credit).unwrap_or(usize::MAX).min(buffer.len());
-            let length = match from.read(&mut buffer[..limit]) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                result => result.map_err(SupervisorClientError::Local)?,
-            };
-            if length == 0 {
-                client.send_message(&ToSupervisor::End { stream: self.stream })?;
-                return Ok(true);
-            }
-            let frame: Frame<ToSupervisor> =
-                Frame::Data { stream: self.stream, bytes: buffer[..length].to_vec() };
+impl Input<'_> {
+    fn send(&mut self, client: &mut SupervisorClient) -> Result<(), SupervisorClientError> {
+        let stream = self.stream;
+        while self.credit > 0 && !self.rest.is_empty() {
+            let length = self.rest.len().min(self.credit).min(MAX_DATA_BYTES);
+            let (chunk, rest) = self.rest.split_at(length);
+            let frame: Frame<ToSupervisor> = Frame::Data { stream, bytes: chunk.to_vec() };
             client.send_bytes(&frame.encode())?;
-            self.credit -= length as u64;
+            (self.rest, self.credit) = (rest, self.credit - length);
         }
-        Ok(false)
+        if self.rest.is_empty() && !self.ended {
+            self.ended = true;
+            client.send_message(&ToSupervisor::End { stream })?;
+        }
+        Ok(())
     }
 }

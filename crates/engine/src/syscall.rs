@@ -7,10 +7,15 @@ use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
     path::Path,
     ptr,
+    time::Duration,
 };
 
 use libc::{c_int, c_long, c_ulong};
-use rustix::mount::{MoveMountFlags, OpenTreeFlags};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    mount::{MoveMountFlags, OpenTreeFlags},
+    process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid},
+};
 
 /// The process in which a clone returns.
 pub(crate) enum Side {
@@ -20,8 +25,8 @@ pub(crate) enum Side {
     Parent { pid: u32, pidfd: OwnedFd },
 }
 
-fn check(result: c_long) -> io::Result<c_long> {
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+fn check(result: impl Into<c_long>) -> io::Result<()> {
+    if result.into() < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 // The libc crate declares it with a type that is too small.
@@ -46,8 +51,8 @@ pub(crate) unsafe fn clone_process(flags: u64, group: Option<BorrowedFd<'_>>) ->
     let size = size_of::<libc::clone_args>();
     // SAFETY: no stack is given, so the child continues on a copy of this one as after fork; the
     // kernel writes the descriptor into `pidfd`, which lives until it has been read.
-    let pid =
-        check(unsafe { libc::syscall(libc::SYS_clone3, ptr::from_mut(&mut arguments), size) })?;
+    let pid = unsafe { libc::syscall(libc::SYS_clone3, ptr::from_mut(&mut arguments), size) };
+    check(pid)?;
     if pid == 0 {
         return Ok(Side::Child);
     }
@@ -60,6 +65,26 @@ pub(crate) unsafe fn clone_process(flags: u64, group: Option<BorrowedFd<'_>>) ->
 pub(crate) fn exit_now(code: i32) -> ! {
     // SAFETY: ends the process; nothing runs afterwards.
     unsafe { libc::_exit(code) }
+}
+
+/// Whether a file becomes readable, or its other end closes, within this time.
+pub(crate) fn is_readable(file: impl AsFd, timeout: Duration) -> rustix::io::Result<bool> {
+    let timeout = Timespec {
+        tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: timeout.subsec_nanos().into(),
+    };
+    Ok(poll(&mut [PollFd::new(&file, PollFlags::IN)], Some(&timeout))? > 0)
+}
+
+/// Kills a child process and waits for its end.
+pub(crate) fn kill_child(pidfd: &OwnedFd) {
+    let _ = pidfd_send_signal(pidfd, Signal::KILL);
+    reap_child(pidfd);
+}
+
+/// Waits for the end of a child process.
+pub(crate) fn reap_child(pidfd: &OwnedFd) {
+    let _ = waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED);
 }
 
 /// Sets attributes of a mount, and maps its ids to the user namespace `ids` if given.
@@ -75,19 +100,12 @@ pub(crate) fn set_mount_attributes(
         attributes.userns_fd = ids.as_raw_fd() as u64;
     }
     let mount = mount.as_fd().as_raw_fd();
-    let (empty, size) = (c"", size_of::<libc::mount_attr>());
+    let (empty, flags, size) = (c"", libc::AT_EMPTY_PATH, size_of::<libc::mount_attr>());
     // SAFETY: the path and the structure outlive the call, and `size` is the structure's.
     check(unsafe {
-        libc::syscall(
-            libc::SYS_mount_setattr,
-            mount,
-            empty.as_ptr(),
-            libc::AT_EMPTY_PATH,
-            ptr::from_mut(&mut attributes),
-            size,
-        )
+        let attributes = ptr::from_mut(&mut attributes);
+        libc::syscall(libc::SYS_mount_setattr, mount, empty.as_ptr(), flags, attributes, size)
     })
-    .map(drop)
 }
 
 /// A detached clone of the mount at `path` below `folder`, with its submounts if `recursive`.
@@ -121,7 +139,7 @@ pub(crate) fn set_file_ids(uid: u32, gid: u32) {
 /// Sets the host name of this UTS namespace.
 pub(crate) fn set_host_name(name: &str) -> io::Result<()> {
     // SAFETY: pointer and length belong to the same text.
-    check(unsafe { libc::sethostname(name.as_ptr().cast(), name.len()) }.into()).map(drop)
+    check(unsafe { libc::sethostname(name.as_ptr().cast(), name.len()) })
 }
 
 /// Reads an option of the IP protocol; `value` holds the query on entry.
@@ -130,19 +148,10 @@ pub(crate) fn ip_option(socket: impl AsFd, option: c_int, value: &mut [u8]) -> i
         libc::socklen_t::try_from(value.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
     let socket = socket.as_fd().as_raw_fd();
     // SAFETY: the kernel writes at most `size` bytes, which `value` has.
-    check(
-        unsafe {
-            libc::getsockopt(
-                socket,
-                libc::IPPROTO_IP,
-                option,
-                value.as_mut_ptr().cast(),
-                &raw mut size,
-            )
-        }
-        .into(),
-    )
-    .map(drop)
+    check(unsafe {
+        let value = value.as_mut_ptr().cast();
+        libc::getsockopt(socket, libc::IPPROTO_IP, option, value, &raw mut size)
+    })
 }
 
 /// Replaces a table of packet rules; returns the old entries' counters in `counters`.
@@ -161,11 +170,9 @@ pub(crate) fn replace_table(
     let socket = socket.as_fd().as_raw_fd();
     // SAFETY: the kernel reads `size` bytes of `bytes`, and writes two numbers for each of `count`
     // entries to `counters`, whose address and length the bytes hold.
-    check(
-        unsafe { libc::setsockopt(socket, libc::IPPROTO_IP, option, bytes.as_ptr().cast(), size) }
-            .into(),
-    )
-    .map(drop)
+    check(unsafe {
+        libc::setsockopt(socket, libc::IPPROTO_IP, option, bytes.as_ptr().cast(), size)
+    })
 }
 
 /// One instruction of a seccomp program.
@@ -181,8 +188,7 @@ pub(crate) struct Instruction {
 /// Installs a seccomp filter for this thread and everything it starts, irrevocably.
 pub(crate) fn seccomp(program: &[Instruction]) -> io::Result<()> {
     let filter = libc::sock_fprog {
-        len: u16::try_from(program.len())
-            .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?,
+        len: u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?,
         filter: program.as_ptr().cast_mut().cast(),
     };
     // SAFETY: `Instruction` has the layout of `sock_filter`; the kernel copies the program and
@@ -190,7 +196,6 @@ pub(crate) fn seccomp(program: &[Instruction]) -> io::Result<()> {
     check(unsafe {
         libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const filter)
     })
-    .map(drop)
 }
 
 /// Executes the program in `file`. Returns only on failure.
@@ -202,14 +207,8 @@ pub(crate) fn execute(file: impl AsFd, arguments: &[CString]) -> io::Error {
     let file = file.as_fd().as_raw_fd();
     // SAFETY: both vectors end with a null pointer and live until the call returns, if it does.
     unsafe {
-        libc::syscall(
-            libc::SYS_execveat,
-            file,
-            c"".as_ptr(),
-            argv.as_ptr(),
-            env.as_ptr(),
-            libc::AT_EMPTY_PATH,
-        )
+        let (empty, argv, env) = (c"".as_ptr(), argv.as_ptr(), env.as_ptr());
+        libc::syscall(libc::SYS_execveat, file, empty, argv, env, libc::AT_EMPTY_PATH)
     };
     io::Error::last_os_error()
 }
@@ -217,7 +216,7 @@ pub(crate) fn execute(file: impl AsFd, arguments: &[CString]) -> io::Error {
 /// Duplicates `from` to the standard stream `number` (0, 1 or 2), which stays open across exec.
 pub(crate) fn standard_stream(from: impl AsFd, number: c_int) -> io::Result<()> {
     // SAFETY: replaces one of the three standard streams, which no owner in this process closes.
-    check(unsafe { libc::dup2(from.as_fd().as_raw_fd(), number) }.into()).map(drop)
+    check(unsafe { libc::dup2(from.as_fd().as_raw_fd(), number) })
 }
 
 /// Closes every descriptor above the standard streams except these.
@@ -231,15 +230,9 @@ pub(crate) unsafe fn close_all_but(kept: &[BorrowedFd<'_>]) {
     let mut from = 3;
     for file in kept.into_iter().chain([u32::MAX]) {
         if from < file {
+            let (first, last) = (c_ulong::from(from), c_ulong::from(file - 1));
             // SAFETY: the caller guarantees that the closed descriptors are not used again.
-            unsafe {
-                libc::syscall(
-                    libc::SYS_close_range,
-                    c_ulong::from(from),
-                    c_ulong::from(file - 1),
-                    0,
-                )
-            };
+            unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
         }
         from = file.saturating_add(1);
     }

@@ -5,16 +5,16 @@
 use std::{
     ffi::{CStr, CString},
     fs,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd},
     path::Path,
 };
 
 use rustix::{
-    fs::{AtFlags, FileType, Mode, OFlags},
+    fs::{AtFlags, FileType},
     io::Errno,
 };
 
-use crate::{EngineError, btrfs, records, tree};
+use crate::{EngineError, btrfs, error::AtPath, records, tree};
 
 // The deepest recursion while deleting; deeper folders are first moved to the top of the trash.
 const MAX_OPEN_DEPTH: usize = 64;
@@ -22,12 +22,7 @@ const MAX_OPEN_DEPTH: usize = 64;
 /// Moves a tree into the trash, which must be on the same file system. Takes constant time.
 pub(crate) fn move_to_trash(path: &Path, trash: &Path) -> Result<(), EngineError> {
     let target = trash.join(records::random_name());
-    match fs::rename(path, &target) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(EngineError::file("remove", path, error))
-        }
-        _ => Ok(()),
-    }
+    records::unless_missing(fs::rename(path, &target)).at("remove", path)
 }
 
 /// Deletes these trees of the trash. Continues after an error and returns the first one.
@@ -37,9 +32,8 @@ pub(crate) fn delete(trash: &Path, names: &[String]) -> Result<(), EngineError> 
     let mut waiting: Vec<CString> =
         names.iter().filter_map(|name| CString::new(name.as_str()).ok()).collect();
     while let Some(name) = waiting.pop() {
-        if let Err(error) = delete_one(top.as_fd(), top.as_fd(), &name, 0, &mut waiting) {
-            result = result.and(Err(EngineError::file("delete", tree::join(trash, &name), error)));
-        }
+        let deleted = delete_one(top.as_fd(), top.as_fd(), &name, 0, &mut waiting);
+        result = result.and(deleted.at("delete", tree::join(trash, &name)));
     }
     result
 }
@@ -61,12 +55,10 @@ fn delete_one(
     moved_up: &mut Vec<CString>,
 ) -> Result<(), Errno> {
     let stat = match tree::stat(folder, name) {
-        Ok(stat) => stat,
         Err(Errno::NOENT) => return Ok(()),
-        Err(error) => return Err(error),
+        result => result?,
     };
-    let kind = FileType::from_raw_mode(stat.st_mode);
-    if kind != FileType::Directory {
+    if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
         return ignore_missing(rustix::fs::unlinkat(folder, name, AtFlags::empty()));
     }
     // On other file systems, inode 256 is an ordinary folder.
@@ -83,20 +75,14 @@ fn delete_one(
         moved_up.push(new_name);
         return Ok(());
     }
-    let inner = match open(folder, name) {
-        Ok(inner) => inner,
+    let inner = match tree::open_subfolder(folder, name) {
         Err(Errno::NOENT) => return Ok(()),
-        Err(error) => return Err(error),
+        result => result?,
     };
     for entry in tree::names(inner.as_fd())? {
         delete_one(top, inner.as_fd(), &entry, depth + 1, moved_up)?;
     }
     ignore_missing(rustix::fs::unlinkat(folder, name, AtFlags::REMOVEDIR))
-}
-
-fn open(folder: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
-    rustix::fs::openat(folder, name, flags, Mode::empty())
 }
 
 fn ignore_missing(result: Result<(), Errno>) -> Result<(), Errno> {
@@ -133,8 +119,8 @@ mod tests {
         // 3,000 levels: more than PATH_MAX and the usual limit of open files allow.
         let mut folder = tree::open_root(&disk.home.trash()).unwrap();
         for _ in 0..3000 {
-            rustix::fs::mkdirat(&folder, c"a", Mode::RWXU).unwrap();
-            folder = open(folder.as_fd(), c"a").unwrap();
+            rustix::fs::mkdirat(&folder, c"a", rustix::fs::Mode::RWXU).unwrap();
+            folder = tree::open_subfolder(folder.as_fd(), c"a").unwrap();
         }
         delete(&disk.home.trash(), &records::names_in(&disk.home.trash()).unwrap()).unwrap();
         assert!(records::names_in(&disk.home.trash()).unwrap().is_empty());

@@ -26,31 +26,22 @@ use rustix::{
 use crate::{EngineError, error::AtPath, rootless};
 pub(crate) use dir_stack::DirStack;
 
-/// The names of overlayfs's extended attributes.
-struct OverlayXattrs {
-    /// Marks a folder that hides the lower layers.
-    opaque: &'static CStr,
-    /// Marks a moved folder (redirect) and a metadata-only copy-up (metacopy). An upper layer with
-    /// these is not self-contained; our mounts turn both features off.
-    by_reference: [&'static CStr; 2],
-}
-
-const ROOT_XATTRS: OverlayXattrs = OverlayXattrs {
-    opaque: c"trusted.overlay.opaque",
-    by_reference: [c"trusted.overlay.redirect", c"trusted.overlay.metacopy"],
-};
-
-// Without root, overlayfs uses the `user.` namespace (mount option `userxattr`).
-const ROOTLESS_XATTRS: OverlayXattrs = OverlayXattrs {
-    opaque: c"user.overlay.opaque",
-    by_reference: [c"user.overlay.redirect", c"user.overlay.metacopy"],
-};
-
-// The prefix of all overlayfs attributes without root.
+// The prefix of all overlayfs attributes without root: the mount option `userxattr`.
 const ROOTLESS_PREFIX: &[u8] = b"user.overlay.";
 
-fn overlay_xattrs() -> &'static OverlayXattrs {
-    if rootless::is_active() { &ROOTLESS_XATTRS } else { &ROOT_XATTRS }
+/// The extended attribute of overlayfs that marks a folder which hides the lower layers.
+fn opaque_xattr() -> &'static CStr {
+    if rootless::is_active() { c"user.overlay.opaque" } else { c"trusted.overlay.opaque" }
+}
+
+/// The attributes of a moved folder (redirect) and a metadata-only copy-up (metacopy). An upper
+/// layer with these is not self-contained; our mounts turn both features off.
+fn reference_xattrs() -> [&'static CStr; 2] {
+    if rootless::is_active() {
+        [c"user.overlay.redirect", c"user.overlay.metacopy"]
+    } else {
+        [c"trusted.overlay.redirect", c"trusted.overlay.metacopy"]
+    }
 }
 
 // A copy keeps user attributes, file capabilities and ACLs. All others (security labels of the
@@ -66,27 +57,30 @@ const COPY_STEP_BYTES: usize = 4 << 20;
 // Up to this size, one read and one write are faster than searching for holes.
 const SMALL_FILE_BYTES: usize = 64 << 10;
 
+// RDONLY is zero, but says what the descriptor is for.
+const FOLDER_FLAGS: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
 /// Opens the folder a walk starts at. The path is trusted; the folder's content is not.
 pub fn open_root(path: &Path) -> Result<OwnedFd, EngineError> {
-    fs::open(path, OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
-        .at("open the folder", path)
+    fs::open(path, FOLDER_FLAGS, Mode::empty()).at("open the folder", path)
+}
+
+/// Opens a subfolder by its name. A symbolic link is refused.
+pub(crate) fn open_subfolder(folder: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno> {
+    fs::openat(folder, name, FOLDER_FLAGS, Mode::empty())
 }
 
 /// Opens a folder below `root`; refuses links in every component of `path`.
 pub fn open_folder(root: BorrowedFd<'_>, path: &Path) -> Result<OwnedFd, Errno> {
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
     let within = ResolveFlags::BENEATH
         | ResolveFlags::NO_SYMLINKS
         | ResolveFlags::NO_MAGICLINKS
         | ResolveFlags::NO_XDEV;
-    retry(|| fs::openat2(root, path, flags, Mode::empty(), within))
-}
-
-// openat2 returns EAGAIN when a component was renamed during the lookup; a retry succeeds.
-fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     loop {
-        match call() {
+        match fs::openat2(root, path, FOLDER_FLAGS, Mode::empty(), within) {
+            // EAGAIN: a component was renamed during the lookup; a retry succeeds.
             Err(Errno::AGAIN | Errno::INTR) => {}
             other => return other,
         }
@@ -135,15 +129,11 @@ pub fn is_whiteout(stat: &Stat) -> bool {
 /// Also when the folder refers to a lower one (redirect or metacopy), which a copy cannot
 /// represent.
 pub fn is_opaque(folder: BorrowedFd<'_>) -> Result<bool, Errno> {
-    if overlay_xattrs()
-        .by_reference
-        .iter()
-        .any(|name| xattr(folder, name).is_ok_and(|value| value.is_some()))
-    {
+    if reference_xattrs().iter().any(|name| matches!(xattr(folder, name), Ok(Some(_)))) {
         return Err(Errno::NOTSUP);
     }
     // `x` marks a folder with xattr whiteouts, which count as regular files here.
-    Ok(xattr(folder, overlay_xattrs().opaque)?.as_deref() == Some(b"y"))
+    Ok(xattr(folder, opaque_xattr())?.as_deref() == Some(b"y"))
 }
 
 fn xattr(file: BorrowedFd<'_>, name: &CStr) -> Result<Option<Vec<u8>>, Errno> {
@@ -273,8 +263,7 @@ impl<'a> Copier<'a> {
         }
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => self.copy_file(from, name, into, path)?,
-            _ => copy_special(from, name, stat, into)
-                .map_err(|e| EngineError::file("copy", truncate_path(path), e))?,
+            _ => copy_special(from, name, stat, into).at("copy", truncate_path(path))?,
         }
         // A path that is too long cannot be linked to; the next name gets a copy of the content.
         if shared && path.as_os_str().len() < MAX_PATH_BYTES {
@@ -326,18 +315,13 @@ impl<'a> Copier<'a> {
             }
         }
         if size <= SMALL_FILE_BYTES as u64 && stored >= size {
-            return self
-                .copy_small(source, copy)
-                .map_err(|e| EngineError::file("copy", truncate_path(path), e));
+            return self.copy_small(source, copy).at("copy", truncate_path(path));
         }
-        fs::ftruncate(copy, size).map_err(|e| EngineError::file("copy", truncate_path(path), e))?;
+        fs::ftruncate(copy, size).at("copy", truncate_path(path))?;
         let mut position = 0;
         while position < size {
-            let Some((start, end)) = next_data(source.as_fd(), position, size)
-                .map_err(|e| EngineError::file("copy", truncate_path(path), e))?
-            else {
-                break;
-            };
+            let data = next_data(source.as_fd(), position, size).at("copy", truncate_path(path))?;
+            let Some((start, end)) = data else { break };
             position = self.copy_range(source, copy, start, end, path)?;
         }
         Ok(())
@@ -381,15 +365,9 @@ impl<'a> Copier<'a> {
 // A page dirtied through a mapping stays writable, and only a page fault updates the ctime.
 // Writeback write-protects the page again, so the next write changes the ctime.
 fn start_write_back(file: BorrowedFd<'_>) {
+    let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE;
     // SAFETY: the arguments are plain integers and the descriptor is borrowed for the call.
-    unsafe {
-        libc::sync_file_range(
-            file.as_raw_fd(),
-            0,
-            0,
-            libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE,
-        );
-    }
+    unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, flags) };
 }
 
 fn next_data(file: BorrowedFd<'_>, position: u64, size: u64) -> Result<Option<(u64, u64)>, Errno> {
@@ -440,11 +418,10 @@ pub fn copy_file_metadata(
 
 fn copy_xattrs(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Errno> {
     // 64 KiB: the kernel's limit for the list of names and for a value.
-    let mut list = Vec::new();
-    match fs::flistxattr_query(from) {
-        Ok(0) | Err(Errno::NOTSUP) => return Ok(()),
-        _ => list.resize(1 << 16, 0),
+    if matches!(fs::flistxattr_query(from), Ok(0) | Err(Errno::NOTSUP)) {
+        return Ok(());
     }
+    let mut list = vec![0; 1 << 16];
     let length = fs::flistxattr(from, &mut list[..])?;
     for name in list[..length].split_inclusive(|byte| *byte == 0) {
         let of_overlay = rootless::is_active() && name.starts_with(ROOTLESS_PREFIX);
@@ -477,7 +454,7 @@ pub fn make_whiteout(folder: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
 
 /// Marks a folder as opaque: it hides the lower layers.
 pub fn make_opaque(folder: BorrowedFd<'_>) -> Result<(), Errno> {
-    fs::fsetxattr(folder, overlay_xattrs().opaque, b"y", XattrFlags::empty())
+    fs::fsetxattr(folder, opaque_xattr(), b"y", XattrFlags::empty())
 }
 
 #[cfg(test)]

@@ -100,7 +100,7 @@ impl Engine {
         check_spec(spec)?;
         let _lock = self.volume_lock(&spec.name)?;
         if self.volume(&spec.name)?.is_some() {
-            return Err(EngineError::VolumeExists { volume: spec.name.clone() });
+            return Err(EngineError::VolumeExists(spec.name.clone()));
         }
         self.volume_create_atomically(spec)
     }
@@ -146,7 +146,7 @@ impl Engine {
                 Backing::Folder => self.is_mounted_by_record(name)?,
             };
             if in_use {
-                return Err(EngineError::VolumeInUse { volume: name.clone() });
+                return Err(EngineError::VolumeInUse(name.clone()));
             }
         }
         // Renamed first: if interrupted, garbage collection removes the rest as an unfinished
@@ -174,7 +174,7 @@ impl Engine {
                 if !mount_points.insert(&mount.inside) {
                     let reason =
                         format!("two volumes have the mount point `{}`", mount.inside.display());
-                    return Err(EngineError::Invalid { reason });
+                    return Err(EngineError::Invalid(reason));
                 }
                 self.volume(&mount.name)?
                     .ok_or_else(|| EngineError::VolumeMissing { volume: mount.name.clone() })
@@ -203,11 +203,8 @@ impl Engine {
     /// Removes volumes whose creation was interrupted by a crash.
     pub(crate) fn remove_unfinished_volumes(&self) -> Result<(), EngineError> {
         for entry in records::names_in(&self.disk.home.volumes())? {
-            let Some(Ok(name)) =
-                entry.strip_prefix(UNFINISHED_PREFIX).map(str::parse::<VolumeName>)
-            else {
-                continue;
-            };
+            let name = entry.strip_prefix(UNFINISHED_PREFIX).map(str::parse::<VolumeName>);
+            let Some(Ok(name)) = name else { continue };
             let _lock = self.volume_lock(&name)?;
             self.disk.home.discard(&self.disk.home.volumes().join(entry))?;
         }
@@ -318,7 +315,7 @@ fn check_spec(spec: &VolumeSpec) -> Result<(), EngineError> {
     } else {
         return Ok(());
     };
-    Err(EngineError::Invalid { reason })
+    Err(EngineError::Invalid(reason))
 }
 
 fn is_one_name(text: &str) -> bool {
@@ -336,7 +333,7 @@ fn check_mount_point(inside: &Path) -> Result<(), EngineError> {
         return Ok(());
     }
     let reason = format!("a volume cannot be mounted at `{}`", inside.display());
-    Err(EngineError::Invalid { reason })
+    Err(EngineError::Invalid(reason))
 }
 
 fn check_free_space(folder: &Path, spec: &VolumeSpec) -> Result<(), EngineError> {
@@ -353,14 +350,8 @@ fn create_folders(root: &OwnedFd, folders: &[String]) -> io::Result<()> {
     for folder in folders {
         match rustix::fs::mkdirat(root, folder, Mode::from_raw_mode(0o755)) {
             Ok(()) => {
-                let (user, group) = (Uid::from_raw(OWNER), Gid::from_raw(OWNER));
-                rustix::fs::chownat(
-                    root,
-                    folder,
-                    Some(user),
-                    Some(group),
-                    AtFlags::SYMLINK_NOFOLLOW,
-                )?;
+                let (user, group) = (Some(Uid::from_raw(OWNER)), Some(Gid::from_raw(OWNER)));
+                rustix::fs::chownat(root, folder, user, group, AtFlags::SYMLINK_NOFOLLOW)?;
             }
             // A sandbox may have filled the volume or used the name: that must not prevent a start.
             Err(rustix::io::Errno::EXIST | rustix::io::Errno::NOSPC) => {}

@@ -55,8 +55,7 @@ pub(crate) fn create(
     if store.is_btrfs() {
         create_subvolume(sandbox, origin)?;
         if let Some(bytes) = bytes {
-            let open = File::open(&writable).at("open", &writable)?;
-            btrfs::limit(&open, bytes).at("limit the size of", &writable)?;
+            raise_limit(sandbox, bytes, 0)?;
         }
     }
     if matches!(origin, WritableOrigin::Empty) {
@@ -66,8 +65,9 @@ pub(crate) fn create(
     create_folder(&writable.join("work"))
 }
 
-/// Limits a sandbox's disk to `bytes` more than the `used` bytes it has now. Needed after each
-/// capture: the snapshot refers to all of them, so deleting files inside would free nothing.
+/// Limits a sandbox's disk, which is on btrfs, to `bytes` more than the `used` bytes it has now.
+/// Needed after each capture: the snapshot refers to all of them, so deleting files inside would
+/// free nothing.
 pub(crate) fn raise_limit(sandbox: &Path, bytes: u64, used: u64) -> Result<(), EngineError> {
     let disk = sandbox.join("disk");
     let open = File::open(&disk).at("open", &disk)?;

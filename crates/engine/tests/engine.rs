@@ -3,6 +3,8 @@
 #![expect(unsafe_code, reason = "probes try system calls that have no safe wrapper")]
 #![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
+#[path = "engine/bridge_files.rs"]
+mod bridge_files;
 #[path = "engine/btrfs.rs"]
 mod btrfs;
 #[path = "engine/disks.rs"]

@@ -21,14 +21,15 @@ fn main() -> ExitCode {
         }
         [home] => zygote::main(&PathBuf::from(home)),
         [without, lack, home] if without == "--without" && lack == "nftables" => {
-            zygote::main_without(&PathBuf::from(home), &[DisabledFeature::Nftables])
+            let disabled = [DisabledFeature::Nftables];
+            zygote::main_altered(&PathBuf::from(home), &disabled, Box::new(|_| {}))
         }
         [probe, home] if probe == "--probe" => harvest_engine::probe::main(&PathBuf::from(home)),
         [leave_out, guards, home] if leave_out == "--leave-out" => {
             let guards = guards.to_string_lossy().into_owned();
             let alter =
                 move |plan: &mut Plan| guards.split(',').for_each(|guard| remove(guard, plan));
-            zygote::main_altered(&PathBuf::from(home), Box::new(alter))
+            zygote::main_altered(&PathBuf::from(home), &[], Box::new(alter))
         }
         _ => {
             eprintln!(

@@ -37,6 +37,7 @@ pub struct Setting {
 }
 
 /// The cgroups of one sandbox, for a plan.
+#[derive(Default)]
 pub(crate) struct SandboxGroups {
     pub(crate) make: Vec<Group>,
     pub(crate) clone_into: Option<PathBuf>,
@@ -168,15 +169,10 @@ impl Group {
         for setting in refused {
             match write(setting) {
                 Err(_) if setting.optional => {}
-                result => {
-                    result.doing(|| {
-                        format!(
-                            "write {} to {}",
-                            setting.value,
-                            self.path.join(&setting.file).display()
-                        )
-                    })?;
-                }
+                result => result.doing(|| {
+                    let file = self.path.join(&setting.file);
+                    format!("write {} to {}", setting.value, file.display())
+                })?,
             }
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! The steps that assemble a sandbox's file system: layers, `/proc`, `/dev`, binds, volumes, the
 //! new root.
 
-use std::{io, os::fd::AsFd};
+use std::os::fd::AsFd;
 
 use super::{
     SpawnContext, StepRunner,
@@ -30,19 +30,18 @@ impl StepRunner {
                 // An overlay uses its creator's ids: with ids unknown to the layers it could write
                 // nothing.
                 use_file_ids(context.first_id)?;
-                let root =
-                    self.scratch()?.overlay(lowers).doing(|| "mount the overlay".to_owned())?;
+                let root = self.scratch()?.overlay(lowers).doing(|| "mount the overlay")?;
                 self.tree = Some(RootTree { root });
                 Ok(())
             }
             Step::AssembleRoot => {
                 let moved = self.scratch()?.assemble_root(self.tree()?);
-                moved.doing(|| "move /proc, /dev and /sys into the root".to_owned())
+                moved.doing(|| "move /proc, /dev and /sys into the root")
             }
             Step::Root => {
                 let tree = self.tree.take().ok_or_else(out_of_order)?;
                 self.scratch = None;
-                tree.enter().doing(|| "enter the new root".to_owned())
+                tree.enter().doing(|| "enter the new root")
             }
             Step::Layer { .. } | Step::Writable | Step::Bind { .. } | Step::Volume { .. } => {
                 self.mount_passed(step, context)
@@ -53,34 +52,27 @@ impl StepRunner {
 
     /// Steps that mount something of the host, passed as a descriptor.
     fn mount_passed(&self, step: &Step, context: &SpawnContext<'_>) -> Result<(), StepError> {
-        let passed = |number: usize| self.passed.get(number).ok_or(io::ErrorKind::NotFound);
+        let passed = |number: usize| self.passed.get(number).ok_or_else(out_of_order);
         let ids = (context.first_id != 0).then_some(context.users.as_fd());
         match step {
-            Step::Layer { from, name } => passed(from.number)
-                .map_err(io::Error::from)
-                .and_then(|tree| {
-                    self.scratch.as_ref().ok_or(io::ErrorKind::Other)?.layer(tree, name, ids)
-                })
+            Step::Layer { from, name } => self
+                .scratch()?
+                .layer(passed(from.number)?, name, ids)
                 .doing(|| format!("attach the layer {}", from.path.display())),
             Step::Writable => {
                 let folder = &self.assignment()?.writable;
-                self.scratch()?
-                    .writable(folder, ids)
-                    .doing(|| format!("attach {}", folder.display()))
+                let attached = self.scratch()?.writable(folder, ids);
+                attached.doing(|| format!("attach {}", folder.display()))
             }
-            Step::Bind { from, inside } => passed(from.number)
-                .map_err(io::Error::from)
-                .and_then(|tree| self.tree.as_ref().ok_or(io::ErrorKind::Other)?.bind(tree, inside))
+            Step::Bind { from, inside } => self
+                .tree()?
+                .bind(passed(from.number)?, inside)
                 .doing(|| format!("bind {} to {}", from.path.display(), inside.display())),
-            Step::Volume { from, inside, read_only } => passed(from.number)
-                .map_err(io::Error::from)
-                .and_then(|mount| {
-                    let tree = self.tree.as_ref().ok_or(io::ErrorKind::Other)?;
-                    tree.volume(mount, inside, *read_only, ids)
-                })
-                .doing(|| {
-                    format!("attach the volume {} to {}", from.path.display(), inside.display())
-                }),
+            Step::Volume { from, inside, read_only } => {
+                let attached = self.tree()?.volume(passed(from.number)?, inside, *read_only, ids);
+                let (volume, inside) = (from.path.display(), inside.display());
+                attached.doing(|| format!("attach the volume {volume} to {inside}"))
+            }
             _ => Err(out_of_order()),
         }
     }
@@ -88,31 +80,28 @@ impl StepRunner {
     /// Steps that create a file or file system for this sandbox.
     fn create(&mut self, step: &Step, context: &SpawnContext<'_>) -> Result<(), StepError> {
         match step {
-            Step::Proc => self.prepared()?.proc().doing(|| "mount /proc".to_owned()),
+            Step::Proc => self.prepared()?.proc().doing(|| "mount /proc"),
             Step::Dev { nodes } => {
                 let nodes =
                     nodes.iter().map(|(name, (major, minor))| (name.as_str(), *major, *minor));
-                self.prepared()?.dev(nodes, context.first_id).doing(|| "create /dev".to_owned())
+                self.prepared()?.dev(nodes, context.first_id).doing(|| "create /dev")
             }
-            Step::Shm { bytes } => self.tree()?.shm(*bytes).doing(|| "mount /dev/shm".to_owned()),
+            Step::Shm { bytes } => self.tree()?.shm(*bytes).doing(|| "mount /dev/shm"),
             Step::Empty { inside } => {
                 self.prepared()?.empty(inside).doing(|| format!("cover {}", inside.display()))
             }
-            Step::Mask { paths } => self
-                .prepared()?
-                .mask(paths, self.scratch()?)
-                .doing(|| "mask parts of /proc".to_owned()),
-            Step::ReadOnly { paths } => self
-                .prepared()?
-                .read_only(paths)
-                .doing(|| "make parts of /proc read-only".to_owned()),
+            Step::Mask { paths } => {
+                self.prepared()?.mask(paths, self.scratch()?).doing(|| "mask parts of /proc")
+            }
+            Step::ReadOnly { paths } => {
+                self.prepared()?.read_only(paths).doing(|| "make parts of /proc read-only")
+            }
             Step::File { inside, text } => {
                 self.files += 1;
-                let file = self.scratch()?.file(self.files, text);
-                file.and_then(|file| {
-                    self.tree.as_ref().ok_or(io::ErrorKind::Other)?.on_file(&file, inside)
-                })
-                .doing(|| format!("create {}", inside.display()))
+                let (scratch, tree) = (self.scratch()?, self.tree()?);
+                let made =
+                    scratch.file(self.files, text).and_then(|file| tree.on_file(&file, inside));
+                made.doing(|| format!("create {}", inside.display()))
             }
             _ => Err(out_of_order()),
         }
@@ -123,7 +112,7 @@ impl StepRunner {
     }
 
     fn prepared(&self) -> Result<RootTree, StepError> {
-        self.scratch()?.prepared().doing(|| "open the prepared mounts".to_owned())
+        self.scratch()?.prepared().doing(|| "open the prepared mounts")
     }
 
     fn tree(&self) -> Result<&RootTree, StepError> {

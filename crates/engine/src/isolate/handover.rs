@@ -86,10 +86,8 @@ impl StepRunner {
             rustix::io::write(&file, &[0; 16])?;
             Ok(file)
         };
-        self.inherited.push((
-            Descriptor::FreezeOrders,
-            make().doing(|| format!("create {}", path.display()))?,
-        ));
+        let orders = make().doing(|| format!("create {}", path.display()))?;
+        self.inherited.push((Descriptor::FreezeOrders, orders));
         Ok(())
     }
 
@@ -115,13 +113,13 @@ impl StepRunner {
 
     /// Sends the supervisor the descriptors that are ready before its sandbox is known.
     pub(super) fn early_launch(&mut self, launcher: &OwnedFd) -> Result<(), StepError> {
-        let null = self.scratch()?.null().doing(|| "open /dev/null".to_owned())?;
-        self.null = Some(null.try_clone().doing(|| "duplicate /dev/null".to_owned())?);
+        let null = self.scratch()?.null().doing(|| "open /dev/null")?;
+        self.null = Some(null.try_clone().doing(|| "duplicate /dev/null")?);
         self.inherited.push((Descriptor::DevNull, null));
         let (early_descriptors, files): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.inherited).into_iter().unzip();
         send_json(launcher, &EarlyLaunch { early_descriptors }, &files)
-            .doing(|| "send the supervisor its early launch".to_owned())
+            .doing(|| "send the supervisor its early launch")
     }
 
     pub(super) fn launch(&mut self) -> Result<(), StepError> {
@@ -133,7 +131,7 @@ impl StepRunner {
         let (names, files): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.inherited).into_iter().unzip();
         launch.descriptors = names;
-        send_json(&launcher, &launch, &files).doing(|| "launch the supervisor".to_owned())
+        send_json(&launcher, &launch, &files).doing(|| "launch the supervisor")
     }
 }
 

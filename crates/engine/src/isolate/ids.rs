@@ -65,7 +65,7 @@ impl Claim {
                 return Ok(Self::Exclusive { file, first });
             }
         }
-        Err(StepError::new("find a free id range", io::ErrorKind::QuotaExceeded.into()))
+        Err(StepError::new("find a free id range", io::ErrorKind::QuotaExceeded))
     }
 
     /// The range that starts with this id, claimed by an earlier zygote.
@@ -140,10 +140,9 @@ fn holder(file: &Path) -> Option<ClaimHolder> {
 /// Requires the lock: a sweep removes unfinished claims.
 fn write(file: &Path, pid: u32) -> Result<(), StepError> {
     let doing = || format!("claim ids in {}", file.display());
-    let started =
-        start_ticks(pid).ok_or(io::ErrorKind::NotFound).map_err(io::Error::from).doing(doing)?;
+    let started = start_ticks(pid).ok_or(io::ErrorKind::NotFound).doing(doing)?;
     let holder = ClaimHolder { boot: boot_id().to_owned(), pid, started };
-    let text = serde_json::to_vec(&holder).map_err(io::Error::from).doing(doing)?;
+    let text = serde_json::to_vec(&holder).doing(doing)?;
     // Replaced atomically: a reader never sees a claim without its holder.
     let new = file.with_extension("new");
     fs::write(&new, text).doing(doing)?;

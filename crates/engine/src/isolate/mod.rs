@@ -103,10 +103,10 @@ pub(crate) unsafe fn run_steps(context: &SpawnContext<'_>) -> Result<(), StepErr
     }
     let (inside, outside) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-            .doing(|| "make a socket pair".to_owned())?;
+            .doing(|| "make a socket pair")?;
     runner.early_launch(&outside)?;
     // SAFETY: the caller vouches for one thread.
-    match unsafe { syscall::clone_process(0, None) }.doing(|| "fork".to_owned())? {
+    match unsafe { syscall::clone_process(0, None) }.doing(|| "fork")? {
         Side::Parent { .. } => {
             drop(outside);
             runner.stdin = Some(inside);
@@ -160,9 +160,9 @@ impl StepRunner {
     /// Waits for the assignment; returns its steps.
     fn receive_assignment(&mut self, socket: &OwnedFd) -> Result<Vec<Step>, StepError> {
         // The zygote uses a standby only after this message: all earlier steps are done.
-        send_with(socket, b"ready", &[]).doing(|| "notify the zygote".to_owned())?;
-        let received = receive::<Assignment>(socket).doing(|| "wait for the zygote".to_owned())?;
-        let gone = || StepError::new("wait for the zygote", io::ErrorKind::UnexpectedEof.into());
+        send_with(socket, b"ready", &[]).doing(|| "notify the zygote")?;
+        let received = receive::<Assignment>(socket).doing(|| "wait for the zygote")?;
+        let gone = || StepError::new("wait for the zygote", io::ErrorKind::UnexpectedEof);
         let (mut assignment, files) = received.ok_or_else(gone)?;
         self.passed = files;
         let steps = std::mem::take(&mut assignment.steps);
@@ -195,37 +195,24 @@ impl StepRunner {
             Step::FreezeOrders => self.freeze_orders(),
             Step::EnterUserNamespace => users::enter(context.users.as_fd()),
             Step::ResourceLimits => resource_limits(context.processes),
-            Step::Capabilities { keep } => {
-                caps::keep_only(keep).doing(|| "drop capabilities".to_owned())
-            }
+            Step::Capabilities { keep } => caps::keep_only(keep).doing(|| "drop capabilities"),
             Step::NoNewPrivileges => {
-                rustix::thread::set_no_new_privs(true).doing(|| "set no_new_privs".to_owned())
+                rustix::thread::set_no_new_privs(true).doing(|| "set no_new_privs")
             }
-            Step::Seccomp => syscall::seccomp(seccomp::program())
-                .doing(|| "install the seccomp filter".to_owned()),
+            Step::Seccomp => {
+                syscall::seccomp(seccomp::program()).doing(|| "install the seccomp filter")
+            }
             Step::Exec => Err(self.exec(context.supervisor)),
             Step::Settle => settle::wait(self.launcher.as_ref().ok_or_else(out_of_order)?),
             Step::Launch => self.launch(),
-            Step::MakeGroup(_)
-            | Step::ClaimIds { .. }
-            | Step::ShareIds { .. }
-            | Step::MakeUserNamespace
-            | Step::Clone { .. }
-            | Step::Fork
-            | Step::AwaitAssignment => Err(StepError::new(
-                "execute a step of another process",
-                io::ErrorKind::InvalidInput.into(),
-            )),
+            // Also refuses the steps of another process.
             _ => self.disk_step(step, context),
         }
     }
 }
 
-fn out_of_order() -> StepError {
-    StepError::new(
-        "execute a plan whose steps are out of order",
-        io::ErrorKind::InvalidInput.into(),
-    )
+pub(crate) fn out_of_order() -> StepError {
+    StepError::new("execute a plan whose steps are out of order", io::ErrorKind::InvalidInput)
 }
 
 fn join(groups: &[PathBuf]) -> Result<(), StepError> {
@@ -237,25 +224,19 @@ fn join(groups: &[PathBuf]) -> Result<(), StepError> {
 }
 
 fn limit_shared_memory(bytes: u64) -> Result<(), StepError> {
+    use io::ErrorKind::{NotFound, PermissionDenied};
     const PAGE_BYTES: u64 = 4096;
     match fs::write("/proc/sys/kernel/shmall", (bytes / PAGE_BYTES).to_string()) {
         // The kernel lacks the setting, or only the host's root may change it.
-        Err(error)
-            if matches!(
-                error.kind(),
-                io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied
-            ) =>
-        {
-            Ok(())
-        }
-        result => result.doing(|| "limit shared memory".to_owned()),
+        Err(error) if matches!(error.kind(), NotFound | PermissionDenied) => Ok(()),
+        result => result.doing(|| "limit shared memory"),
     }
 }
 
 fn new_cgroup_namespace() -> Result<(), StepError> {
     // SAFETY: a cgroup namespace changes what paths are shown, nothing a running thread relies on.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWCGROUP) }
-        .doing(|| "make a cgroup namespace".to_owned())
+        .doing(|| "make a cgroup namespace")
 }
 
 fn resource_limits(processes: Option<u32>) -> Result<(), StepError> {
@@ -263,12 +244,12 @@ fn resource_limits(processes: Option<u32>) -> Result<(), StepError> {
         let allowed =
             getrlimit(Resource::Nproc).maximum.map_or(processes, |most| most.min(processes));
         let most = Rlimit { current: Some(allowed), maximum: Some(allowed) };
-        setrlimit(Resource::Nproc, most).doing(|| "limit processes".to_owned())?;
+        setrlimit(Resource::Nproc, most).doing(|| "limit processes")?;
     }
     // 1, not 0: with a limit of 0 the kernel still runs the host's crash handler.
     let core = Rlimit { current: Some(1), maximum: Some(1) };
-    setrlimit(Resource::Core, core).doing(|| "forbid core dumps".to_owned())?;
+    setrlimit(Resource::Core, core).doing(|| "forbid core dumps")?;
     // The usual default; a program may raise it. The zygote's own limit is at its maximum.
     let files = Rlimit { current: Some(1024), maximum: getrlimit(Resource::Nofile).maximum };
-    setrlimit(Resource::Nofile, files).doing(|| "limit open files".to_owned())
+    setrlimit(Resource::Nofile, files).doing(|| "limit open files")
 }

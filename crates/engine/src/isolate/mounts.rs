@@ -86,7 +86,7 @@ impl Scratch {
             }
             Ok(tmpfs)
         };
-        make().doing(|| "create the scratch tmpfs".to_owned()).map(Self)
+        make().doing(|| "create the scratch tmpfs").map(Self)
     }
 
     /// The tree of mounts that are the same for every sandbox, prepared before there is a root.
@@ -143,13 +143,8 @@ impl Scratch {
         let options = std::ffi::CString::new(options)?;
         // All paths above are relative to the scratch tmpfs.
         rustix::process::fchdir(&self.0)?;
-        mount(
-            "overlay",
-            "root",
-            "overlay",
-            MountFlags::NOSUID | MountFlags::NODEV,
-            Some(&*options),
-        )?;
+        let flags = MountFlags::NOSUID | MountFlags::NODEV;
+        mount("overlay", "root", "overlay", flags, Some(&*options))?;
         folder(&self.0, "root")
     }
 

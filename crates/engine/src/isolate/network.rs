@@ -34,7 +34,7 @@ pub(crate) fn set_up(
     let ports = "/proc/sys/net/ipv4/ip_unprivileged_port_start";
     std::fs::write(ports, "0").doing(|| format!("write {ports}"))?;
     // Without a protocol the socket is NETLINK_ROUTE.
-    let route = open(None)?;
+    let route = open(None).doing(|| "open a netlink socket")?;
     exchange(&route, &[link_up(), address_add(libc::AF_INET, &address.octets(), prefix)])
         .doing(|| format!("give loopback the address {address}/{prefix}"))?;
     // Best effort: a kernel without IPv6 needs no IPv6 address.
@@ -43,9 +43,8 @@ pub(crate) fn set_up(
         .doing(|| format!("bind UDP {address}:53"))?;
     let tcp = TcpListener::bind(SocketAddrV4::new(address, 53))
         .doing(|| format!("bind TCP {address}:53"))?;
-    let listener =
-        TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).doing(|| "bind the redirect".to_owned())?;
-    let port = listener.local_addr().doing(|| "read the redirect's port".to_owned())?.port();
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).doing(|| "bind the redirect")?;
+    let port = listener.local_addr().doing(|| "read the redirect's port")?.port();
     let installed = match redirect {
         Redirect::Nftables => install_nftables(address, prefix, port),
         Redirect::Iptables => iptables::install(address, prefix, port),
@@ -71,9 +70,8 @@ pub(crate) fn detect_redirect() -> Redirect {
     }
 }
 
-fn open(protocol: Option<rustix::net::Protocol>) -> Result<OwnedFd, StepError> {
+fn open(protocol: Option<rustix::net::Protocol>) -> rustix::io::Result<OwnedFd> {
     socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)
-        .doing(|| "open a netlink socket".to_owned())
 }
 
 /// Sends messages and waits for every requested acknowledgement.
@@ -206,13 +204,7 @@ fn install_nftables(address: Ipv4Addr, prefix: u8, port: u16) -> io::Result<()> 
             .with(&nested(4, &rule(address, prefix, port))),
         batch(0x11),
     ];
-    let socket = socket_with(
-        AddressFamily::NETLINK,
-        SocketType::RAW,
-        SocketFlags::CLOEXEC,
-        Some(netlink::NETFILTER),
-    )?;
-    exchange(&socket, &messages)
+    exchange(&open(Some(netlink::NETFILTER))?, &messages)
 }
 
 fn rule(address: Ipv4Addr, prefix: u8, port: u16) -> Vec<Vec<u8>> {

@@ -116,71 +116,54 @@ fn ranges() -> Vec<(u32, u32)> {
 
 /// The check of a call's arguments; every path returns an answer.
 fn condition(number: c_long) -> Vec<Instruction> {
-    let mut body = Vec::new();
     match number {
-        libc::SYS_clone => {
-            body.push(argument(0));
-            body.extend(when_any(NEW_NAMESPACES, DENY));
-            body.push(ret(ALLOW));
-        }
+        libc::SYS_clone => checks(&[argument(0)], &[when_any(NEW_NAMESPACES, DENY)], ALLOW),
         libc::SYS_unshare => {
-            body.push(argument(0));
-            body.extend(when_any(NEW_NAMESPACES | NEW_TIME, DENY));
-            body.push(ret(ALLOW));
+            checks(&[argument(0)], &[when_any(NEW_NAMESPACES | NEW_TIME, DENY)], ALLOW)
         }
         libc::SYS_personality => {
-            body.push(argument(0));
             // PER_LINUX, ADDR_NO_RANDOMIZE, and the query value.
-            for value in [0, 0x0004_0000, 0xffff_ffff] {
-                body.extend(when_equal(value, ALLOW));
-            }
-            body.push(ret(DENY));
+            let allowed = [0, 0x0004_0000, 0xffff_ffff].map(|value| when_equal(value, ALLOW));
+            checks(&[argument(0)], &allowed, DENY)
         }
         libc::SYS_ioctl => {
-            body.push(argument(1));
             // TIOCSTI and TIOCLINUX inject input into another process's terminal.
-            for request in [0x5412, 0x541c] {
-                body.extend(when_equal(request, DENY));
-            }
-            body.push(ret(ALLOW));
+            let denied = [0x5412, 0x541c].map(|request| when_equal(request, DENY));
+            checks(&[argument(1)], &denied, ALLOW)
         }
         libc::SYS_mknod | libc::SYS_mknodat => {
-            body.push(argument(if number == libc::SYS_mknod { 1 } else { 2 }));
-            body.push(mask(libc::S_IFMT));
-            for kind in [libc::S_IFCHR, libc::S_IFBLK] {
-                body.extend(when_equal(kind, DENY));
-            }
-            body.push(ret(ALLOW));
+            let mode = argument(if number == libc::SYS_mknod { 1 } else { 2 });
+            let denied = [libc::S_IFCHR, libc::S_IFBLK].map(|kind| when_equal(kind, DENY));
+            checks(&[mode, mask(libc::S_IFMT)], &denied, ALLOW)
         }
-        libc::SYS_socket => body.extend(socket()),
-        _ => body.push(ret(DENY)),
+        libc::SYS_socket => socket(),
+        _ => vec![ret(DENY)],
     }
-    body
+}
+
+/// Loads a value and returns the answer of the first check that applies to it, else `otherwise`.
+fn checks(load: &[Instruction], checks: &[[Instruction; 2]], otherwise: u32) -> Vec<Instruction> {
+    [load, checks.as_flattened(), &[ret(otherwise)]].concat()
 }
 
 /// Allows Unix sockets, Internet sockets except raw ones, and route netlink, which `getaddrinfo`
 /// uses.
 fn socket() -> Vec<Instruction> {
     let family = |family: i32| family.unsigned_abs();
-    let mut netlink = vec![argument(2)];
-    netlink.extend(when_equal(0, ALLOW));
     // The error of a kernel without the protocol; programs that write to the audit log then
     // continue.
-    netlink.push(ret(refuse(libc::EPROTONOSUPPORT)));
-    let mut internet = vec![argument(1), mask(0xf)];
-    for kind in [libc::SOCK_STREAM, libc::SOCK_DGRAM, libc::SOCK_SEQPACKET] {
-        internet.extend(when_equal(kind.unsigned_abs(), ALLOW));
-    }
-    internet.push(ret(DENY));
+    let missing = refuse(libc::EPROTONOSUPPORT);
+    let netlink = checks(&[argument(2)], &[when_equal(0, ALLOW)], missing);
+    let kinds = [libc::SOCK_STREAM, libc::SOCK_DGRAM, libc::SOCK_SEQPACKET]
+        .map(|kind| when_equal(kind.unsigned_abs(), ALLOW));
+    let internet = checks(&[argument(1), mask(0xf)], &kinds, DENY);
     let mut body = vec![argument(0)];
     body.extend(when_equal(family(libc::AF_UNIX), ALLOW));
     for (number, then) in
         [(libc::AF_NETLINK, &netlink), (libc::AF_INET, &internet), (libc::AF_INET6, &internet)]
     {
-        body.push(unless_equal_skip(
-            family(number),
-            u8::try_from(then.len()).expect("a few instructions"),
-        ));
+        let length = u8::try_from(then.len()).expect("a few instructions");
+        body.push(unless_equal_skip(family(number), length));
         body.extend(then);
     }
     body.push(ret(refuse(libc::EAFNOSUPPORT)));

@@ -25,7 +25,7 @@ fn wait_for(launcher: &OwnedFd, timeout: Timespec) -> Result<(), StepError> {
         Ok(0) => Err(io::ErrorKind::TimedOut.into()),
         settled => settled.map(drop).map_err(io::Error::from),
     };
-    settled.doing(|| "wait for the supervisor to finish its start-up forks".to_owned())
+    settled.doing(|| "wait for the supervisor to finish its start-up forks")
 }
 
 #[cfg(test)]

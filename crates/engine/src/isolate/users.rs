@@ -3,7 +3,7 @@
 
 use std::{
     fs, io,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{BorrowedFd, OwnedFd},
 };
 
 use rustix::{
@@ -27,7 +27,7 @@ const SUPERVISOR_PROCESSES: u64 = 64;
 /// # Safety
 /// The caller must have one thread only.
 pub(crate) unsafe fn make_user_namespace(claim: &Claim) -> Result<OwnedFd, StepError> {
-    let doing = || "create a user namespace".to_owned();
+    let doing = || "create a user namespace";
     // The kernel charges inotify watches, pending signals and other limits to the namespace's
     // creator: a distinct id, because all sandboxes would share root's limits.
     let owner = |uid: u32| {
@@ -62,11 +62,7 @@ pub(crate) unsafe fn make_user_namespace(claim: &Claim) -> Result<OwnedFd, StepE
         Ok(fs::File::open(format!("/proc/{pid}/ns/user"))?.into())
     };
     let namespace = prepare();
-    let _ = rustix::process::pidfd_send_signal(&pidfd, Signal::KILL);
-    let _ = rustix::process::waitid(
-        rustix::process::WaitId::PidFd(pidfd.as_fd()),
-        rustix::process::WaitIdOptions::EXITED,
-    );
+    syscall::kill_child(&pidfd);
     namespace.doing(doing)
 }
 
@@ -102,7 +98,7 @@ fn wait_to_be_killed(zygote: rustix::process::Pid) -> ! {
 /// Creates files and checks permissions as this id from now on; capabilities stay.
 pub(crate) fn use_file_ids(id: u32) -> Result<(), StepError> {
     rustix::thread::set_capabilities_secure_bits(CapabilitiesSecureBits::NO_SETUID_FIXUP)
-        .doing(|| "keep capabilities across a change of ids".to_owned())?;
+        .doing(|| "keep capabilities across a change of ids")?;
     syscall::set_file_ids(id, id);
     Ok(())
 }
@@ -116,5 +112,5 @@ pub(super) fn enter(users: BorrowedFd<'_>) -> Result<(), StepError> {
         rustix::thread::set_thread_groups(&[])?;
         Ok(rustix::thread::set_thread_res_uid(Some(uid), Some(uid), Some(uid))?)
     };
-    enter().doing(|| "enter the user namespace".to_owned())
+    enter().doing(|| "enter the user namespace")
 }

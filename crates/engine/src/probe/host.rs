@@ -1,18 +1,16 @@
 //! Checks of the kernel: its version, calls, namespaces and limits.
 
-use std::{
-    fs, io,
-    path::{Path, PathBuf},
-};
+use std::{fs, io, os::fd::OwnedFd, path::Path};
 
 use rustix::{
     fs::{CWD, Mode, OFlags, ResolveFlags, openat2},
     io::Errno,
+    mount::{OpenTreeFlags, open_tree},
     process::{PidfdFlags, getpid, pidfd_open},
     thread::UnshareFlags,
 };
 
-use super::{Finding, Level, stack};
+use super::{Finding, Level, bad, fail, ok, stack, warn};
 use crate::{
     child_probe::{Outcome, in_child},
     isolate::seccomp,
@@ -99,10 +97,10 @@ fn read(path: impl AsRef<Path>) -> Option<String> {
 
 fn privileges(user: ProbeUser) -> Finding {
     if user.is_host_root() {
-        return Finding::ok("privileges", "root");
+        return ok("privileges", "root");
     }
     let found = "not root: sandboxes share one id range, root inside is your user outside, limits only where delegated";
-    Finding::bad("privileges", Level::Warn, found, "run as root for one id range per sandbox")
+    warn("privileges", found, "run as root for one id range per sandbox")
 }
 
 fn kernel(release: &str) -> Finding {
@@ -110,47 +108,37 @@ fn kernel(release: &str) -> Finding {
         release.split(|byte: char| !byte.is_ascii_digit()).map_while(|word| word.parse().ok());
     let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
     if version >= MIN_KERNEL {
-        return Finding::ok("kernel", format!("Linux {release}"));
+        return ok("kernel", format!("Linux {release}"));
     }
     let fix = "use kernel 6.1 or later (for example Debian 12, Ubuntu 24.04)";
-    Finding::bad("kernel", Level::Fail, format!("Linux {release} is older than 6.1"), fix)
+    fail("kernel", format!("Linux {release} is older than 6.1"), fix)
 }
 
 fn calls() -> Finding {
-    let tried: [(&str, io::Result<()>); 4] = [
-        ("pidfd_open", pidfd_open(getpid(), PidfdFlags::empty()).map(drop).map_err(Into::into)),
-        (
-            "openat2",
-            openat2(CWD, ".", OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::empty())
-                .map(drop)
-                .map_err(Into::into),
-        ),
-        (
-            "open_tree",
-            rustix::mount::open_tree(CWD, "/", rustix::mount::OpenTreeFlags::OPEN_TREE_CLOEXEC)
-                .map(drop)
-                .map_err(Into::into),
-        ),
+    let result = |opened: rustix::io::Result<OwnedFd>| opened.map(drop).map_err(io::Error::from);
+    let (path, none) = (OFlags::PATH | OFlags::CLOEXEC, ResolveFlags::empty());
+    let set_attributes = fs::File::open("/").and_then(|root| {
         // Sets nothing: only a kernel without the call refuses.
-        (
-            "mount_setattr",
-            fs::File::open("/").and_then(|root| {
-                match syscall::set_mount_attributes(root, 0, None) {
-                    Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => Err(error),
-                    _ => Ok(()),
-                }
-            }),
-        ),
+        match syscall::set_mount_attributes(root, 0, None) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => Err(error),
+            _ => Ok(()),
+        }
+    });
+    let tried: [(&str, io::Result<()>); 4] = [
+        ("pidfd_open", result(pidfd_open(getpid(), PidfdFlags::empty()))),
+        ("openat2", result(openat2(CWD, ".", path, Mode::empty(), none))),
+        ("open_tree", result(open_tree(CWD, "/", OpenTreeFlags::OPEN_TREE_CLOEXEC))),
+        ("mount_setattr", set_attributes),
     ];
     let missing: Vec<String> = tried
         .iter()
         .filter_map(|(name, result)| result.as_ref().err().map(|error| format!("{name} ({error})")))
         .collect();
     if missing.is_empty() {
-        return Finding::ok("kernel_calls", "clone3, pidfds, openat2, the new mount calls");
+        return ok("kernel_calls", "clone3, pidfds, openat2, the new mount calls");
     }
     let fix = "inside a container: allow these calls in its seccomp profile, or run it privileged";
-    Finding::bad("kernel_calls", Level::Fail, format!("refused: {}", missing.join(", ")), fix)
+    fail("kernel_calls", format!("refused: {}", missing.join(", ")), fix)
 }
 
 fn namespaces(user: ProbeUser) -> Finding {
@@ -164,27 +152,22 @@ fn namespaces(user: ProbeUser) -> Finding {
         .collect();
     if refused.is_empty() {
         let names = NAMESPACES.map(|(name, _)| name).join(", ");
-        return Finding::ok("namespaces", names);
+        return ok("namespaces", names);
     }
     let fix =
         "raise the limits under /proc/sys/user, or run outside the container that forbids them";
-    Finding::bad("namespaces", Level::Fail, format!("refused: {}", refused.join(", ")), fix)
+    fail("namespaces", format!("refused: {}", refused.join(", ")), fix)
 }
 
 fn namespace_limit(limit: Option<&str>) -> Finding {
     let id = "user_namespace_limit";
     let fix = "sysctl user.max_user_namespaces=15000";
     match limit.map(str::parse::<u64>) {
-        Some(Ok(0)) => Finding::bad(id, Level::Fail, "user.max_user_namespaces is 0", fix),
+        Some(Ok(0)) => fail(id, "user.max_user_namespaces is 0", fix),
         // One per sandbox.
-        Some(Ok(limit @ ..512)) => Finding::bad(id, Level::Warn, format!("only {limit}"), fix),
-        Some(Ok(limit)) => Finding::ok(id, limit.to_string()),
-        _ => Finding::bad(
-            id,
-            Level::Fail,
-            "this kernel has no user namespaces",
-            "use a kernel with them",
-        ),
+        Some(Ok(limit @ ..512)) => warn(id, format!("only {limit}"), fix),
+        Some(Ok(limit)) => ok(id, limit.to_string()),
+        _ => fail(id, "this kernel has no user namespaces", "use a kernel with them"),
     }
 }
 
@@ -212,15 +195,11 @@ fn unprivileged(user: ProbeUser) -> Finding {
     };
     // SAFETY: the probing process has one thread.
     match unsafe { in_child(0, act) } {
-        Ok(_) => Finding::ok(id, "allowed: Harvest can run without root"),
+        Ok(_) => ok(id, "allowed: Harvest can run without root"),
         Err(reason) => {
             let level = if user.is_host_root() { Level::Warn } else { Level::Fail };
-            Finding::bad(
-                id,
-                level,
-                format!("refused ({reason}): Harvest cannot run without root"),
-                userns_fix(),
-            )
+            let found = format!("refused ({reason}): Harvest cannot run without root");
+            bad(id, level, found, userns_fix())
         }
     }
 }
@@ -241,9 +220,9 @@ fn lsm() -> Finding {
     let found = active.unwrap_or_else(|| "unknown: securityfs is not mounted".to_owned());
     if read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns").as_deref() == Some("1") {
         let found = format!("{found}; AppArmor restricts user namespaces of unprivileged users");
-        return Finding::bad("lsm", Level::Warn, found, userns_fix());
+        return warn("lsm", found, userns_fix());
     }
-    Finding::ok("lsm", found)
+    ok("lsm", found)
 }
 
 fn seccomp_list() -> Finding {
@@ -262,29 +241,18 @@ fn seccomp_list() -> Finding {
     };
     // SAFETY: the probing process has one thread.
     match unsafe { in_child(0, act) } {
-        Ok(found) => Finding::ok("seccomp", found),
-        Err(reason) => {
-            let fix = "use a kernel with CONFIG_SECCOMP_FILTER";
-            Finding::bad("seccomp", Level::Fail, reason, fix)
-        }
+        Ok(found) => ok("seccomp", found),
+        Err(reason) => fail("seccomp", reason, "use a kernel with CONFIG_SECCOMP_FILTER"),
     }
 }
 
 fn loop_devices() -> Finding {
-    let path = PathBuf::from("/dev/loop-control");
-    match fs::OpenOptions::new().read(true).write(true).open(&path) {
-        Ok(_) => Finding::ok("loop_devices", "usable"),
+    let path = "/dev/loop-control";
+    match fs::OpenOptions::new().read(true).write(true).open(path) {
+        Ok(_) => ok("loop_devices", "usable"),
         Err(error) => {
-            let found = format!(
-                "{}: {error}; volumes and writable layers have no size limits",
-                path.display()
-            );
-            Finding::bad(
-                "loop_devices",
-                Level::Warn,
-                found,
-                "modprobe loop; in a container pass /dev/loop* in",
-            )
+            let found = format!("{path}: {error}; volumes and writable layers have no size limits");
+            warn("loop_devices", found, "modprobe loop; in a container pass /dev/loop* in")
         }
     }
 }
@@ -298,10 +266,10 @@ fn inotify() -> Finding {
     let found = format!("{instances} instances, {watches} watches per user");
     // The kernel's oldest defaults; a file watcher or bundler uses thousands of watches.
     if instances >= 128 && watches >= 8192 {
-        return Finding::ok("inotify", found);
+        return ok("inotify", found);
     }
     let fix = "sysctl fs.inotify.max_user_instances=128 fs.inotify.max_user_watches=65536";
-    Finding::bad("inotify", Level::Warn, found, fix)
+    warn("inotify", found, fix)
 }
 
 #[cfg(test)]

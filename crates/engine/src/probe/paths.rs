@@ -5,7 +5,7 @@ use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
 use rustix::fs::{statfs, statvfs};
 
-use super::{Finding, Level};
+use super::{Finding, fail, ok, warn};
 use crate::home::Config;
 
 // Room for an image and a few sandboxes; below the lower value the first build fails.
@@ -38,24 +38,17 @@ fn supervisor(path: &Path) -> Finding {
     let fix = "reinstall harvest, or run `make build` in a checkout";
     match fs::metadata(path) {
         Ok(about) if about.is_file() && about.permissions().mode() & 0o111 != 0 => {
-            Finding::ok("supervisor", format!("{} KiB", about.len() >> 10))
+            ok("supervisor", format!("{} KiB", about.len() >> 10))
         }
-        Ok(_) => Finding::bad(
-            "supervisor",
-            Level::Fail,
-            format!("{} is not executable", path.display()),
-            fix,
-        ),
-        Err(error) => {
-            Finding::bad("supervisor", Level::Fail, format!("{}: {error}", path.display()), fix)
-        }
+        Ok(_) => fail("supervisor", format!("{} is not executable", path.display()), fix),
+        Err(error) => fail("supervisor", format!("{}: {error}", path.display()), fix),
     }
 }
 
 fn store(home: &Path) -> Finding {
     let Ok(about) = statfs(home) else {
         let fix = "make the home a readable folder";
-        return Finding::bad("store", Level::Fail, format!("cannot read {}", home.display()), fix);
+        return fail("store", format!("cannot read {}", home.display()), fix);
     };
     let magic = about.f_type as u64 & 0xffff_ffff;
     let kind = FILE_SYSTEMS
@@ -64,27 +57,17 @@ fn store(home: &Path) -> Finding {
         .map_or("another file system", |(_, name)| name);
     let found = format!("driver {}, on {kind}", if magic == BTRFS { "btrfs" } else { "dir" });
     match kind {
-        "tmpfs" => Finding::bad(
-            "store",
-            Level::Warn,
-            found,
-            "a home in memory is lost at reboot: move HARVEST_HOME to a disk",
-        ),
-        "nfs" | "overlay" => {
-            Finding::bad("store", Level::Warn, found, "move HARVEST_HOME to ext4, xfs or btrfs")
+        "tmpfs" => {
+            warn("store", found, "a home in memory is lost at reboot: move HARVEST_HOME to a disk")
         }
-        _ => Finding::ok("store", found),
+        "nfs" | "overlay" => warn("store", found, "move HARVEST_HOME to ext4, xfs or btrfs"),
+        _ => ok("store", found),
     }
 }
 
 fn room(id: &'static str, path: &Path) -> Finding {
     let Ok(about) = statvfs(path) else {
-        return Finding::bad(
-            id,
-            Level::Fail,
-            format!("cannot read {}", path.display()),
-            "create the folder",
-        );
+        return fail(id, format!("cannot read {}", path.display()), "create the folder");
     };
     let free = about.f_bavail.saturating_mul(about.f_frsize);
     let found =
@@ -93,14 +76,9 @@ fn room(id: &'static str, path: &Path) -> Finding {
     // Some file systems create inodes on demand and report zero.
     let no_files = about.f_files > 0 && about.f_favail < 10_000;
     match (free, no_files) {
-        (..REQUIRED_BYTES, _) => Finding::bad(id, Level::Fail, found, fix),
-        (_, true) => Finding::bad(
-            id,
-            Level::Fail,
-            format!("{found}, room for {} more files", about.f_favail),
-            fix,
-        ),
-        (..RECOMMENDED_BYTES, _) => Finding::bad(id, Level::Warn, found, fix),
-        _ => Finding::ok(id, found),
+        (..REQUIRED_BYTES, _) => fail(id, found, fix),
+        (_, true) => fail(id, format!("{found}, room for {} more files", about.f_favail), fix),
+        (..RECOMMENDED_BYTES, _) => warn(id, found, fix),
+        _ => ok(id, found),
     }
 }

@@ -16,7 +16,7 @@ use rustix::{
     thread::UnshareFlags,
 };
 
-use super::{Finding, Level, host::ProbeUser};
+use super::{Finding, bad, fail, host::ProbeUser, ok, warn};
 use crate::{
     cgroup::Hierarchy,
     child_probe::{Outcome, in_child},
@@ -45,12 +45,7 @@ fn layers(home: &Path, user: ProbeUser) -> Vec<Finding> {
         .try_for_each(|name| fs::create_dir_all(folder.join(name)));
     if let Err(error) = made {
         let found = format!("{}: {error}", folder.display());
-        return vec![Finding::bad(
-            "overlay",
-            Level::Fail,
-            found,
-            "make the home writable, or free space",
-        )];
+        return vec![fail("overlay", found, "make the home writable, or free space")];
     }
     let findings = vec![overlay(&folder, user), id_mapped(&folder, user)];
     let _ = fs::remove_dir_all(&folder);
@@ -82,15 +77,10 @@ fn overlay(folder: &Path, user: ProbeUser) -> Finding {
     };
     // SAFETY: the probing process has one thread.
     match unsafe { in_child(user.flags(libc::CLONE_NEWNS), act) } {
-        Ok(_) => Finding::ok("overlay", "works on the home's file system"),
+        Ok(_) => ok("overlay", "works on the home's file system"),
         Err(reason) => {
             let fix = "modprobe overlay; keep HARVEST_HOME on ext4, xfs or btrfs, not on an overlay or NFS";
-            Finding::bad(
-                "overlay",
-                Level::Fail,
-                format!("refused on the home's file system ({reason})"),
-                fix,
-            )
+            fail("overlay", format!("refused on the home's file system ({reason})"), fix)
         }
     }
 }
@@ -105,14 +95,14 @@ fn id_mapped(folder: &Path, user: ProbeUser) -> Finding {
     };
     // SAFETY: the probing process has one thread.
     match unsafe { in_child(user.flags(libc::CLONE_NEWNS), act) } {
-        Ok(found) => Finding::ok(id, found),
+        Ok(found) => ok(id, found),
         Err(reason) => {
             let fix = if user.is_host_root() {
                 "keep HARVEST_HOME on a file system with id-mapped mounts: ext4, xfs, btrfs"
             } else {
                 "only root can create id-mapped mounts; otherwise all sandboxes share one id range"
             };
-            Finding::bad(id, user.refusal_level(), reason, fix)
+            bad(id, user.refusal_level(), reason, fix)
         }
     }
 }
@@ -123,38 +113,31 @@ fn mount_id_mapped(folder: &Path) -> Result<String, StepError> {
     // SAFETY: this child process has one thread.
     let users = unsafe { isolate::make_user_namespace(&spare) }?;
     let lower = syscall::clone_mount(rustix::fs::CWD, &folder.join("lower"), false);
-    let lower = lower.doing(|| "clone a mount".to_owned())?;
+    let lower = lower.doing(|| "clone a mount")?;
     let scratch = Scratch::make_on(&folder.join("root"))?;
-    scratch
-        .layer(&lower, "0", Some(users.as_fd()))
-        .doing(|| "map the ids of a layer".to_owned())?;
-    scratch
-        .writable(folder, Some(users.as_fd()))
-        .doing(|| "map the ids of a writable folder".to_owned())?;
+    scratch.layer(&lower, "0", Some(users.as_fd())).doing(|| "map the ids of a layer")?;
+    scratch.writable(folder, Some(users.as_fd())).doing(|| "map the ids of a writable folder")?;
     isolate::use_file_ids(SPARE_ID)?;
-    let root =
-        scratch.overlay(&["0".to_owned()]).doing(|| "mount an overlay of both".to_owned())?;
+    let root = scratch.overlay(&["0".to_owned()]).doing(|| "mount an overlay of both")?;
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
-    openat(&root, "mine", flags, Mode::from_raw_mode(0o600))
-        .doing(|| "write through it".to_owned())?;
+    openat(&root, "mine", flags, Mode::from_raw_mode(0o600)).doing(|| "write through it")?;
     let owner =
         |at: &dyn Fn() -> rustix::io::Result<rustix::fs::Stat>| at().map(|about| about.st_uid);
-    let inside =
-        owner(&|| statat(&root, "mine", AtFlags::empty())).doing(|| "look at it".to_owned())?;
-    let on_disk = owner(&|| rustix::fs::stat(folder.join("upper/mine")))
-        .doing(|| "find it on disk".to_owned())?;
+    let inside = owner(&|| statat(&root, "mine", AtFlags::empty())).doing(|| "look at it")?;
+    let on_disk =
+        owner(&|| rustix::fs::stat(folder.join("upper/mine"))).doing(|| "find it on disk")?;
     if (inside, on_disk) == (SPARE_ID, 0) {
         return Ok("layers and writable folders show each sandbox its own ids".to_owned());
     }
     let wrong = format!("map ids: a file of {SPARE_ID} is {inside} inside and {on_disk} on disk");
-    Err(StepError::new(wrong, io::ErrorKind::InvalidData.into()))
+    Err(StepError::new(wrong, io::ErrorKind::InvalidData))
 }
 
 fn cgroups(user: ProbeUser) -> Finding {
     let fix = "boot with cgroup v2 (systemd.unified_cgroup_hierarchy=1), or mount cpu, freezer, memory, pids";
     let hierarchy = match Hierarchy::detect() {
         Ok(hierarchy) => hierarchy,
-        Err(error) => return Finding::bad("cgroups", user.refusal_level(), error.line(), fix),
+        Err(error) => return bad("cgroups", user.refusal_level(), error.line(), fix),
     };
     let home = format!("harvest-probe-{}", std::process::id());
     let act = || -> Outcome {
@@ -174,7 +157,7 @@ fn cgroups(user: ProbeUser) -> Finding {
         Ok(_) => hierarchy_found(&hierarchy),
         Err(reason) => {
             let fix = "run as root, or delegate a cgroup with memory and pids to this user";
-            Finding::bad("cgroups", user.refusal_level(), reason, fix)
+            bad("cgroups", user.refusal_level(), reason, fix)
         }
     }
 }
@@ -185,21 +168,21 @@ fn hierarchy_found(hierarchy: &Hierarchy) -> Finding {
             let found = "none delegated to this user: memory and CPU time are not limited";
             let fix =
                 "run as root, or on cgroup v2 under `systemd-run --user --scope -p Delegate=yes`";
-            Finding::bad("cgroups", Level::Warn, found, fix)
+            warn("cgroups", found, fix)
         }
         Hierarchy::V1 { mounts } => {
             let names: Vec<&str> = mounts.keys().map(String::as_str).collect();
-            Finding::ok("cgroups", format!("v1 with {}", names.join(", ")))
+            ok("cgroups", format!("v1 with {}", names.join(", ")))
         }
         Hierarchy::V2 { mount } => {
             let has = fs::read_to_string(mount.join("cgroup.controllers")).unwrap_or_default();
             let found =
                 format!("v2 with {}", has.split_whitespace().collect::<Vec<_>>().join(", "));
             if has.split_whitespace().any(|name| name == "cpu") {
-                return Finding::ok("cgroups", found);
+                return ok("cgroups", found);
             }
             let fix = "enable the cpu controller; without it CPU time is not limited";
-            Finding::bad("cgroups", Level::Warn, found, fix)
+            warn("cgroups", found, fix)
         }
     }
 }
@@ -233,10 +216,10 @@ fn redirect(user: ProbeUser) -> Finding {
     };
     // SAFETY: the probing process has one thread.
     match unsafe { in_child(user.flags(libc::CLONE_NEWNET), act) } {
-        Ok(mechanism) => Finding::ok("redirect", format!("loopback redirect by {mechanism}")),
+        Ok(mechanism) => ok("redirect", format!("loopback redirect by {mechanism}")),
         Err(reason) => {
             let fix = "modprobe -a nf_tables nft_chain_nat nft_redir, or iptable_nat xt_REDIRECT xt_tcpudp";
-            Finding::bad("redirect", Level::Fail, reason, fix)
+            fail("redirect", reason, fix)
         }
     }
 }

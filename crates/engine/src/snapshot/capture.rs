@@ -2,7 +2,6 @@
 //! subvolume snapshot. The sandbox is frozen only while its disk must not change.
 
 use std::{
-    cell::Cell,
     fs,
     os::fd::AsFd,
     path::Path,
@@ -13,7 +12,7 @@ use harvest_proto::{SandboxId, SnapshotId};
 
 use super::{
     Captured, Captures, FreezeControl, SandboxDisk, Snapshot,
-    delta::{self, CopyStats},
+    delta::{CopyStats, Delta, Heartbeat, Pass, is_disk_full},
     index::Index,
     now_nanos,
 };
@@ -86,13 +85,9 @@ impl Disk {
             trash::move_to_trash(partial, &self.home.trash())?;
         }
         let snapshot = sandbox.snapshot(snapshot, captures.chain);
-        let snapshot = self.snapshot_write(Snapshot { bytes: Some(copied.bytes), ..snapshot })?;
-        Ok(Captured {
-            snapshot,
-            frozen_millis: millis(frozen),
-            names: copied.names,
-            bytes: copied.bytes,
-        })
+        let CopyStats { names, bytes } = copied;
+        let snapshot = self.snapshot_write(Snapshot { bytes: Some(bytes), ..snapshot })?;
+        Ok(Captured { snapshot, frozen_millis: millis(frozen), names, bytes })
     }
 
     fn capture_subvolume(
@@ -106,11 +101,12 @@ impl Disk {
         self.remove_leftover(&self.home.partial().join(layer.as_str()))?;
         self.remove_leftover(&self.home.layers().join(layer.as_str()))?;
         writable::flush(&folder, &self.home.partial(), layer.as_str())?;
-        let capture =
-            |_: &mut Heartbeat<'_>| writable::capture(&folder, &self.home.layers(), layer.as_str());
-        let ((), frozen) = while_frozen(freezer, capture)?;
+        let ((), frozen) = while_frozen(freezer, |_| {
+            writable::capture(&folder, &self.home.layers(), layer.as_str())
+        })?;
         let bytes = self.growth_since_capture(&sandbox.id)?;
-        let referenced_bytes = self.captures(&sandbox.id)?.referenced_bytes + bytes.unwrap_or(0);
+        let grown = bytes.unwrap_or(0);
+        let referenced_bytes = self.captures(&sandbox.id)?.referenced_bytes + grown;
         if let Some(limit) = sandbox.limit {
             writable::raise_limit(&folder, limit, referenced_bytes)?;
         }
@@ -121,12 +117,7 @@ impl Disk {
         let snapshot =
             Snapshot { bytes, durable: true, ..sandbox.snapshot(snapshot, [layer.clone()]) };
         let snapshot = self.snapshot_write(snapshot)?;
-        Ok(Captured {
-            snapshot,
-            frozen_millis: millis(frozen),
-            names: 0,
-            bytes: bytes.unwrap_or(0),
-        })
+        Ok(Captured { snapshot, frozen_millis: millis(frozen), names: 0, bytes: grown })
     }
 
     /// By how much a sandbox's disk has grown since its last capture, where the store has quotas.
@@ -134,8 +125,7 @@ impl Disk {
         if !self.home.store().is_btrfs() {
             return Ok(None);
         }
-        let usage =
-            self.subvolume_usage(&writable::folder(&self.home.sandbox(id), self.home.store()));
+        let usage = self.subvolume_usage(&self.home.writable(id));
         let before = self.captures(id)?.referenced_bytes;
         Ok(usage.map(|usage| usage.referenced.saturating_sub(before)))
     }
@@ -165,12 +155,9 @@ impl Disk {
     ) -> Result<(), EngineError> {
         let name = format!("index-{layer}");
         // Not synced: a lost index only makes the next capture a full copy.
-        fs::write(folder.join(&name), index.encode())
-            .map_err(|e| EngineError::file("write", folder.join(&name), e))?;
-        self.record_write(
-            &folder.join("captures.json"),
-            &Captures { chain, index: name.clone(), referenced_bytes: 0 },
-        )?;
+        fs::write(folder.join(&name), index.encode()).at("write", folder.join(&name))?;
+        let captures = Captures { chain, index: name.clone(), referenced_bytes: 0 };
+        self.record_write(&folder.join("captures.json"), &captures)?;
         for other in records::names_in(folder)? {
             if other.starts_with("index-") && other != name {
                 records::remove_file(&folder.join(other))?;
@@ -188,48 +175,37 @@ fn copy_changes(
     previous: &Index,
     freezer: &FreezeControl<'_>,
 ) -> Result<(Index, CopyStats, Duration), EngineError> {
+    let changes = Delta { source: upper, target: partial, previous };
     if !freezer.is_running {
-        let (index, copied) =
-            delta::copy_delta(upper, partial, previous, now_nanos(), &mut || Ok(()))?;
+        let (index, copied) = changes.copy_all(Pass::ALL, now_nanos(), &mut || Ok(()))?;
         return Ok((index, copied, Duration::ZERO));
     }
     let mut frozen = Duration::ZERO;
     // Without an earlier capture everything must be copied, which is rarely small.
     if !previous.is_empty() {
-        let small = |heartbeat: &mut Heartbeat<'_>| {
-            delta::copy_small_delta(
-                upper,
-                partial,
-                previous,
-                SMALL_DELTA_BYTES,
-                now_nanos(),
-                heartbeat,
-            )
-        };
-        let (done, took) = while_frozen(freezer, small)?;
+        let small = Pass::Only { max_bytes: SMALL_DELTA_BYTES };
+        let (done, took) =
+            while_frozen(freezer, |heartbeat| changes.copy(small, now_nanos(), heartbeat))?;
         frozen += took;
         if let Some((index, copied)) = done {
             return Ok((index, copied, frozen));
         }
         remove_contents(partial)?;
     }
-    let (seen, first) = match delta::copy_first_pass(upper, partial, previous, now_nanos()) {
-        Err(error) if !delta::is_disk_full(&error) => {
+    let (seen, first) = match changes.copy_all(Pass::First, now_nanos(), &mut || Ok(())) {
+        Err(error) if !is_disk_full(&error) => {
             // Too many races with the sandbox: the second pass copies everything.
             remove_contents(partial)?;
             Default::default()
         }
         result => result?,
     };
-    let rest = |heartbeat: &mut Heartbeat<'_>| {
-        delta::copy_second_pass(upper, partial, previous, &seen, now_nanos(), heartbeat)
-    };
-    let ((index, second), took) = while_frozen(freezer, rest)?;
+    let ((index, second), took) = while_frozen(freezer, |heartbeat| {
+        changes.copy_all(Pass::Second(&seen), now_nanos(), heartbeat)
+    })?;
     let copied = CopyStats { names: first.names + second.names, bytes: first.bytes + second.bytes };
     Ok((index, copied, frozen + took))
 }
-
-type Heartbeat<'a> = dyn FnMut() -> Result<(), EngineError> + 'a;
 
 /// Runs `work` while the sandbox is frozen, and returns how long it was frozen.
 fn while_frozen<T>(
@@ -238,50 +214,28 @@ fn while_frozen<T>(
 ) -> Result<(T, Duration), EngineError> {
     (freezer.freeze)()?;
     let frozen = Instant::now();
-    let thawed = ThawGuard { freezer, done: Cell::new(false) };
-    let mut renewed = Instant::now();
-    let mut heartbeat = || {
+    let mut renewed = frozen;
+    let result = work(&mut || {
         if renewed.elapsed() >= FREEZE_RENEWAL {
             renewed = Instant::now();
             (freezer.freeze)()?;
         }
         Ok(())
-    };
-    let result = work(&mut heartbeat)?;
-    thawed.thaw()?;
+    });
+    // Also after a failure, whose error matters more; at worst the zygote thaws the sandbox.
+    let thawed = (freezer.thaw)();
+    let result = result?;
+    thawed?;
     Ok((result, frozen.elapsed()))
 }
 
 /// Removes a partial copy.
 fn remove_contents(partial: &Path) -> Result<(), EngineError> {
     let folder = tree::open_root(partial)?;
-    let failed = |e| EngineError::file("clean up", partial, e);
-    for name in tree::names(folder.as_fd()).map_err(failed)? {
-        trash::delete_in(folder.as_fd(), &name).map_err(failed)?;
+    for name in tree::names(folder.as_fd()).at("clean up", partial)? {
+        trash::delete_in(folder.as_fd(), &name).at("clean up", partial)?;
     }
     Ok(())
-}
-
-/// Thaws the sandbox when dropped, whether the copy succeeded or failed.
-struct ThawGuard<'a> {
-    freezer: &'a FreezeControl<'a>,
-    done: Cell<bool>,
-}
-
-impl ThawGuard<'_> {
-    fn thaw(&self) -> Result<(), EngineError> {
-        self.done.set(true);
-        (self.freezer.thaw)()
-    }
-}
-
-impl Drop for ThawGuard<'_> {
-    fn drop(&mut self) {
-        if !self.done.get() {
-            // The error being returned matters more; at worst the zygote thaws the sandbox.
-            let _ = (self.freezer.thaw)();
-        }
-    }
 }
 
 fn millis(duration: Duration) -> u64 {

@@ -8,8 +8,8 @@
 //!   already is *not* marked again: that would hide the earlier copies it relies on. The first of
 //!   these copies is opaque and hides the lower layers.
 //!
-//! Large changes are copied in two passes: the first while the sandbox runs ([`copy_first_pass`]),
-//! the second while it is frozen ([`copy_second_pass`]), which repeats what changed in between. The
+//! Large changes are copied in two passes: the first while the sandbox runs ([`Pass::First`]), the
+//! second while it is frozen ([`Pass::Second`]), which repeats what changed in between. The
 //! index of the first pass lists exactly what that pass put into the copy of a folder, by the
 //! folder's inode. The second pass reuses a copied name only if inode and ctime equal those that
 //! the first pass read *before* copying it, so no race with the first pass can leave a wrong copy.
@@ -27,7 +27,9 @@ use rustix::{
 
 use super::index::{self, EntryKind, FolderEntries, Index, IndexEntry};
 use crate::{
-    EngineError, trash,
+    EngineError,
+    error::AtPath,
+    trash,
     tree::{self, Copier, DirStack},
 };
 
@@ -40,99 +42,73 @@ pub(crate) struct CopyStats {
     pub(crate) bytes: u64,
 }
 
-/// Copies everything that differs from `previous` from `source` into the empty folder `target`, and
-/// returns the index of `source`. `captured_at` is when the source was frozen, in nanoseconds since
-/// 1970.
-pub(crate) fn copy_delta(
-    source: &Path,
-    target: &Path,
-    previous: &Index,
-    captured_at: i64,
-    heartbeat: &mut dyn FnMut() -> Result<(), EngineError>,
-) -> Result<(Index, CopyStats), EngineError> {
-    let (index, copied) =
-        copy(source, target, previous, Pass::Only { max_bytes: u64::MAX }, captured_at, heartbeat)?;
-    Ok((index.unwrap_or_default(), copied))
-}
-
-/// [`copy_delta`] for at most `max_bytes`. Returns `None` beyond that and leaves a partial copy.
-pub(crate) fn copy_small_delta(
-    source: &Path,
-    target: &Path,
-    previous: &Index,
-    max_bytes: u64,
-    captured_at: i64,
-    heartbeat: &mut dyn FnMut() -> Result<(), EngineError>,
-) -> Result<Option<(Index, CopyStats)>, EngineError> {
-    let (index, copied) =
-        copy(source, target, previous, Pass::Only { max_bytes }, captured_at, heartbeat)?;
-    Ok(index.map(|index| (index, copied)))
-}
-
-/// The first pass: copies while the source may change. The index is only valid for the second pass.
-pub(crate) fn copy_first_pass(
-    source: &Path,
-    target: &Path,
-    previous: &Index,
-    started_at: i64,
-) -> Result<(Index, CopyStats), EngineError> {
-    let (index, copied) = copy(source, target, previous, Pass::First, started_at, &mut || Ok(()))?;
-    let mut index = index.unwrap_or_default();
-    index.remove_duplicates();
-    Ok((index, copied))
-}
-
-/// The second pass: updates the copy of a first pass, whose index is `seen`, to the current source.
-pub(crate) fn copy_second_pass(
-    source: &Path,
-    target: &Path,
-    previous: &Index,
-    seen: &Index,
-    captured_at: i64,
-    heartbeat: &mut dyn FnMut() -> Result<(), EngineError>,
-) -> Result<(Index, CopyStats), EngineError> {
-    let (index, copied) =
-        copy(source, target, previous, Pass::Second(seen), captured_at, heartbeat)?;
-    Ok((index.unwrap_or_default(), copied))
+/// What to copy: everything that differs from `previous`, from `source` into `target`.
+#[derive(Clone, Copy)]
+pub(crate) struct Delta<'a> {
+    pub(crate) source: &'a Path,
+    /// Empty, but for the second pass.
+    pub(crate) target: &'a Path,
+    pub(crate) previous: &'a Index,
 }
 
 #[derive(Clone, Copy)]
-enum Pass<'a> {
-    /// A single pass that stops beyond this many bytes.
-    Only {
-        max_bytes: u64,
-    },
+pub(crate) enum Pass<'a> {
+    /// A single pass that stops beyond this many bytes and leaves a partial copy then.
+    Only { max_bytes: u64 },
+    /// Copies while the source may change. The index is only valid for the second pass.
     First,
+    /// Updates the copy of a first pass, which had this index, to the current source.
     Second(&'a Index),
 }
 
-fn copy(
-    source: &Path,
-    target: &Path,
-    previous: &Index,
-    pass: Pass<'_>,
-    captured_at: i64,
-    heartbeat: &mut dyn FnMut() -> Result<(), EngineError>,
-) -> Result<(Option<Index>, CopyStats), EngineError> {
-    let (from, to) = (tree::open_root(source)?, tree::open_root(target)?);
-    let open = |path: &Path, e| EngineError::file("open the folder", path, e);
-    let mut copy = DeltaCopy {
-        root: source,
-        at: PathBuf::new(),
-        previous,
-        pass,
-        captured_at,
-        source: DirStack::new(from.as_fd()).map_err(|e| open(source, e))?,
-        target: DirStack::new(to.as_fd()).map_err(|e| open(target, e))?,
-        copier: Copier::new(to.as_fd(), heartbeat),
-        ancestors: Vec::new(),
-        index: Index::default(),
-        names: 0,
-        over_limit: false,
-    };
-    copy.walk()?;
-    let copied = CopyStats { names: copy.names, bytes: copy.copier.bytes };
-    Ok(((!copy.over_limit).then_some(copy.index), copied))
+pub(crate) type Heartbeat<'a> = dyn FnMut() -> Result<(), EngineError> + 'a;
+
+impl Delta<'_> {
+    /// Copies, and returns the index of the source; `None` beyond the limit of [`Pass::Only`].
+    /// `captured_at` is when the source was frozen, in nanoseconds since 1970.
+    pub(crate) fn copy(
+        self,
+        pass: Pass<'_>,
+        captured_at: i64,
+        heartbeat: &mut Heartbeat<'_>,
+    ) -> Result<Option<(Index, CopyStats)>, EngineError> {
+        let (from, to) = (tree::open_root(self.source)?, tree::open_root(self.target)?);
+        let mut copy = DeltaCopy {
+            root: self.source,
+            at: PathBuf::new(),
+            previous: self.previous,
+            pass,
+            captured_at,
+            source: DirStack::new(from.as_fd()).at("open the folder", self.source)?,
+            target: DirStack::new(to.as_fd()).at("open the folder", self.target)?,
+            copier: Copier::new(to.as_fd(), heartbeat),
+            ancestors: Vec::new(),
+            index: Index::default(),
+            names: 0,
+            over_limit: false,
+        };
+        copy.walk()?;
+        if matches!(pass, Pass::First) {
+            copy.index.remove_duplicates();
+        }
+        let copied = CopyStats { names: copy.names, bytes: copy.copier.bytes };
+        Ok((!copy.over_limit).then_some((copy.index, copied)))
+    }
+
+    /// [`Delta::copy`] for a pass without a limit.
+    pub(crate) fn copy_all(
+        self,
+        pass: Pass<'_>,
+        captured_at: i64,
+        heartbeat: &mut Heartbeat<'_>,
+    ) -> Result<(Index, CopyStats), EngineError> {
+        Ok(self.copy(pass, captured_at, heartbeat)?.unwrap_or_default())
+    }
+}
+
+impl Pass<'_> {
+    /// A single pass that copies everything.
+    pub(crate) const ALL: Self = Self::Only { max_bytes: u64::MAX };
 }
 
 struct DeltaCopy<'a> {
@@ -328,17 +304,15 @@ impl DeltaCopy<'_> {
             let path = Path::new(OsStr::from_bytes(name.to_bytes()));
             let opaque = tree::open_folder(self.source.current(), path)
                 .and_then(|folder| tree::is_opaque(folder.as_fd()));
-            match opaque {
+            return match opaque {
                 Err(error) if self.is_expected_race(error) => Ok(None),
                 Err(error) => Err(self.failed("read the attributes of", Some(name), error)),
                 Ok(true) => Ok(Some(EntryKind::OpaqueFolder)),
                 Ok(false) => Ok(Some(EntryKind::Folder)),
-            }
-        } else if tree::is_whiteout(stat) {
-            Ok(Some(EntryKind::Whiteout))
-        } else {
-            Ok(Some(EntryKind::Other))
+            };
         }
+        let whiteout = tree::is_whiteout(stat);
+        Ok(Some(if whiteout { EntryKind::Whiteout } else { EntryKind::Other }))
     }
 
     /// Returns false when there is no valid copy: the source changed during the copy, or the limit
@@ -400,11 +374,8 @@ impl DeltaCopy<'_> {
                 if frame.opaque {
                     tree::make_opaque(self.target.current())?;
                 }
-                tree::copy_file_metadata(
-                    self.source.current(),
-                    self.target.current(),
-                    &frame.stat,
-                )?;
+                let (from, to) = (self.source.current(), self.target.current());
+                tree::copy_file_metadata(from, to, &frame.stat)?;
                 self.target.ascend()?;
             }
             self.source.ascend()

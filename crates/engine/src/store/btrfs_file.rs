@@ -14,14 +14,17 @@ use std::{
 };
 
 use rustix::{
-    fs::{FallocateFlags, fallocate, statvfs},
+    fs::{FallocateFlags, fallocate},
     io::Errno,
     mount::{MountFlags, UnmountFlags},
 };
 
 use crate::{
-    EngineError, btrfs, error::AtPath, loop_device::LoopDevice, records::create_private_dir,
-    records::remove_file,
+    EngineError, btrfs,
+    disk_thresholds::free_and_total_bytes,
+    error::AtPath,
+    loop_device::LoopDevice,
+    records::{create_private_dir, remove_file},
 };
 
 const GIB: u64 = 1 << 30;
@@ -79,22 +82,14 @@ fn next_size(size: u64, free_inside: u64, free_outside: u64, total_outside: u64)
     (step > 0).then_some(size + step)
 }
 
-/// Bytes available to this process on the file system of a path.
-pub(super) fn free_bytes(path: &Path) -> Result<u64, EngineError> {
-    let stat = statvfs(path).at("access", path)?;
-    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
-}
-
 /// Bytes free inside the store.
 pub(super) fn free_bytes_inside(home: &Path) -> Result<u64, EngineError> {
-    free_bytes(&mount_point(home))
+    Ok(free_and_total_bytes(&mount_point(home))?.0)
 }
 
 /// Whether there is less free space inside than there should be.
 pub(super) fn needs_growth(home: &Path) -> Result<bool, EngineError> {
-    let stat = statvfs(mount_point(home)).at("access", mount_point(home))?;
-    let (size, free) =
-        (stat.f_blocks.saturating_mul(stat.f_frsize), stat.f_bavail.saturating_mul(stat.f_frsize));
+    let (free, size) = free_and_total_bytes(&mount_point(home))?;
     Ok(free < target_free_bytes(size))
 }
 
@@ -118,12 +113,8 @@ pub(super) fn create(home: &Path, free: u64) -> Result<(), EngineError> {
     let size = initial_size(free).ok_or(io::ErrorKind::StorageFull).at("create", path(home))?;
     let new = home.join("store.btrfs.new");
     remove_file(&new)?;
-    let file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&new)
-        .at("create", &new)?;
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new);
+    let file = file.at("create", &new)?;
     fallocate(&file, FallocateFlags::empty(), 0, size).at("reserve space for", &new)?;
     format(&new)?;
     // Again, because mkfs may have punched holes.
@@ -142,16 +133,8 @@ fn format(file: &Path) -> Result<(), EngineError> {
     // of data could not even create a snapshot. No discard, which would release the reserved
     // blocks.
     let output = Command::new(program)
-        .args([
-            "--quiet",
-            "--nodiscard",
-            "--metadata",
-            "dup",
-            "--data",
-            "single",
-            "--label",
-            "harvest",
-        ])
+        .args(["--quiet", "--nodiscard", "--metadata", "dup"])
+        .args(["--data", "single", "--label", "harvest"])
         .arg(file)
         .stdin(Stdio::null())
         .output()
@@ -199,9 +182,7 @@ pub(super) fn grow(home: &Path) -> Result<(), EngineError> {
     let path = path(home);
     let file = OpenOptions::new().read(true).write(true).open(&path).at("open", &path)?;
     let size = file.metadata().at("access", &path)?.len();
-    let host = statvfs(home).at("access", home)?;
-    let (free, total) =
-        (host.f_bavail.saturating_mul(host.f_frsize), host.f_blocks.saturating_mul(host.f_frsize));
+    let (free, total) = free_and_total_bytes(home)?;
     let Some(next) = next_size(size, free_bytes_inside(home)?, free, total) else { return Ok(()) };
     let reserved = fallocate(&file, FallocateFlags::empty(), 0, next)
         .map_err(io::Error::from)

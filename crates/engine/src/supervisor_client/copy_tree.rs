@@ -12,13 +12,12 @@ use std::{
     path::Path,
 };
 
-use harvest_proto::bridge::{FaultCode, FileKind, FileRequest, FileStat, Reply};
+use harvest_proto::bridge::{FileKind, FileStat};
 use rustix::{
     fs::{AtFlags, CWD, Mode, OFlags, fchmod, mkdirat, openat, renameat, symlinkat, unlinkat},
     io::Errno,
 };
 
-use super::{SupervisorClient, SupervisorClientError, unexpected_reply};
 use crate::records::random_name;
 
 /// Deeper than real trees, and shallow enough for the stack: the copy recurses.
@@ -137,111 +136,6 @@ pub fn copy_out<F: RemoteFs>(
     let mut copying = TreeCopy::new(remote);
     copying.get(from, &stat, (&folder, Path::new(name)), 0)?;
     Ok(copying.copied)
-}
-
-impl SupervisorClient {
-    /// [`copy_in`] over this connection.
-    ///
-    /// # Errors
-    /// When the source cannot be read or the target cannot be written.
-    pub fn copy_in(
-        &mut self,
-        from: &Path,
-        to: &str,
-        user: Option<&str>,
-    ) -> Result<CopiedTree, SupervisorClientError> {
-        copy_in(self, from, to, user)
-    }
-
-    /// [`copy_out`] over this connection.
-    ///
-    /// # Errors
-    /// When the source cannot be read or the target cannot be written.
-    pub fn copy_out(&mut self, from: &str, to: &Path) -> Result<CopiedTree, SupervisorClientError> {
-        copy_out(self, from, to)
-    }
-
-    /// Removes a file or a link.
-    ///
-    /// # Errors
-    /// When the path does not exist.
-    pub fn remove(&mut self, path: &str) -> Result<(), SupervisorClientError> {
-        self.file_request(FileRequest::Remove { path: path.to_owned(), tree: false }).map(drop)
-    }
-}
-
-impl RemoteFs for SupervisorClient {
-    type Error = SupervisorClientError;
-
-    fn local(error: io::Error) -> SupervisorClientError {
-        SupervisorClientError::Local(error)
-    }
-
-    fn is_missing(error: &SupervisorClientError) -> bool {
-        matches!(error, SupervisorClientError::Refused(fault) if fault.code == FaultCode::NotFound)
-    }
-
-    fn stat(&mut self, path: &str) -> Result<FileStat, SupervisorClientError> {
-        Self::stat(self, path)
-    }
-
-    fn list_all(&mut self, path: &str) -> Result<Vec<FileStat>, SupervisorClientError> {
-        let mut all: Vec<FileStat> = Vec::new();
-        loop {
-            let after = Some(all.last().map_or_else(String::new, |last| last.name.clone()));
-            match self.file_request(FileRequest::List { path: path.to_owned(), after })? {
-                Reply::List { entries, more } => {
-                    let stuck = entries.is_empty();
-                    all.extend(entries);
-                    if !more || stuck {
-                        return Ok(all);
-                    }
-                }
-                _ => return Err(unexpected_reply()),
-            }
-        }
-    }
-
-    fn read(&mut self, path: &str, to: &mut dyn io::Write) -> Result<(), SupervisorClientError> {
-        Self::read(self, path, to)
-    }
-
-    fn write(
-        &mut self,
-        path: &str,
-        mode: u32,
-        user: Option<&str>,
-        from: &mut dyn io::Read,
-    ) -> Result<(), SupervisorClientError> {
-        Self::write(self, path, mode, user, from)
-    }
-
-    fn make_folder(
-        &mut self,
-        path: &str,
-        mode: u32,
-        user: Option<&str>,
-    ) -> Result<(), SupervisorClientError> {
-        let (path, user) = (path.to_owned(), user.map(str::to_owned));
-        self.file_request(FileRequest::Mkdir { path, mode, user }).map(drop)
-    }
-
-    fn make_link(
-        &mut self,
-        path: &str,
-        target: &str,
-        user: Option<&str>,
-    ) -> Result<(), SupervisorClientError> {
-        let (path, target, user) = (path.to_owned(), target.to_owned(), user.map(str::to_owned));
-        self.file_request(FileRequest::Symlink { path, target, user }).map(drop)
-    }
-
-    fn read_link(&mut self, path: &str) -> Result<String, SupervisorClientError> {
-        match self.file_request(FileRequest::ReadLink { path: path.to_owned() })? {
-            Reply::Link { target } => Ok(target),
-            _ => Err(unexpected_reply()),
-        }
-    }
 }
 
 /// A copy in progress.

@@ -3,20 +3,14 @@
 
 use std::{
     collections::VecDeque,
-    ffi::{CStr, OsStr},
-    os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
-        unix::ffi::OsStrExt,
-    },
+    ffi::CStr,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
 };
 
-use rustix::{
-    fs::{self, Mode, OFlags},
-    io::Errno,
-};
+use rustix::{fs, io::Errno};
 
-use super::open_folder;
+use super::{join, open_folder, open_subfolder};
 
 // Deeper than usual trees; two cursors at once stay far below the usual limit of open files.
 const MAX_OPEN: usize = 64;
@@ -48,7 +42,7 @@ impl DirStack {
 
     /// Enters a subfolder of the current folder.
     pub(crate) fn descend(&mut self, name: &CStr) -> Result<(), Errno> {
-        let folder = open_folder(self.current(), Path::new(OsStr::from_bytes(name.to_bytes())))?;
+        let folder = open_folder(self.current(), &join(Path::new(""), name))?;
         self.identities.push(identity(folder.as_fd())?);
         self.open.push_back(folder);
         if self.open.len() > MAX_OPEN {
@@ -67,8 +61,7 @@ impl DirStack {
         }
         self.identities.pop();
         if self.open.len() == 1 {
-            let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
-            let above = fs::openat(self.current(), c"..", flags, Mode::empty())?;
+            let above = open_subfolder(self.current(), c"..")?;
             if self.identities.last() != Some(&identity(above.as_fd())?) {
                 return Err(Errno::STALE);
             }
@@ -88,6 +81,7 @@ fn identity(folder: BorrowedFd<'_>) -> Result<(u64, u64), Errno> {
 mod tests {
     use super::*;
     use crate::tree::open_root;
+    use rustix::fs::Mode;
 
     const DEPTH: usize = 3 * MAX_OPEN;
 

@@ -7,11 +7,11 @@ use std::{
     os::fd::{AsRawFd, BorrowedFd, OwnedFd},
     path::Path,
     process::{Command, Stdio},
+    time::Duration,
 };
 
 use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    fs::{FlockOperation, Mode, OFlags, flock},
+    fs::{FlockOperation, Mode, OFlags},
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with},
 };
 
@@ -19,8 +19,10 @@ use super::protocol::{Answer, Request};
 use crate::{
     error::{AtPath, EngineError},
     fd_passing::{receive, send},
+    file_lock,
     home::{Config, Home},
     store::StoreKind,
+    syscall,
 };
 
 // A zygote that dies during a request is replaced; three deaths in a row are a bug.
@@ -42,41 +44,32 @@ pub(crate) fn ask_while(
     files: &[BorrowedFd<'_>],
     meanwhile: &mut dyn FnMut(),
 ) -> Result<Answer, EngineError> {
-    // The store kind does not affect where the sockets are.
-    let home = Home::new(config.home.clone(), StoreKind::Dir);
     for _ in 0..ATTEMPTS {
-        let socket = match dial(&home) {
-            Ok(socket) => socket,
-            Err(_) => start(config, &home)?,
-        };
+        let socket = dial_or_start(config)?;
         match exchange(&socket, request, files, meanwhile)? {
             Some(Answer::Outdated) => wait_for_exit(&socket),
             Some(answer) => return Ok(answer),
             None => {}
         }
     }
-    Err(EngineError::Zygote {
-        reason: format!("it died {ATTEMPTS} times while handling the same request"),
-    })
+    Err(died_repeatedly())
 }
 
 /// Sends a request whose answer comes later, on the returned socket.
 pub(crate) fn send_request(config: &Config, request: &Request) -> Result<OwnedFd, EngineError> {
-    let home = Home::new(config.home.clone(), StoreKind::Dir);
     for _ in 0..ATTEMPTS {
-        let socket = match dial(&home) {
-            Ok(socket) => socket,
-            Err(_) => start(config, &home)?,
-        };
+        let socket = dial_or_start(config)?;
         match send(&socket, request, &[]) {
-            Ok(()) => return Ok(socket),
             Err(error) if is_disconnected(&error) => {}
-            Err(error) => return Err(unreachable_error(error)),
+            result => return result.map(|()| socket).map_err(unreachable_error),
         }
     }
-    Err(EngineError::Zygote {
-        reason: format!("it died {ATTEMPTS} times while handling the same request"),
-    })
+    Err(died_repeatedly())
+}
+
+fn died_repeatedly() -> EngineError {
+    let reason = format!("it died {ATTEMPTS} times while handling the same request");
+    EngineError::Zygote(reason)
 }
 
 /// `None` when the zygote died before it answered.
@@ -115,9 +108,8 @@ fn exchange(
 
 /// Waits until an exiting zygote has closed its socket: until then clients would find it again.
 pub(crate) fn wait_for_exit(socket: &OwnedFd) {
-    let timeout = Timespec { tv_sec: 2, tv_nsec: 0 };
     // The caller retries whether or not this timed out.
-    let _ = poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&timeout));
+    let _ = syscall::is_readable(socket, Duration::from_secs(2));
 }
 
 fn is_disconnected(error: &io::Error) -> bool {
@@ -126,7 +118,7 @@ fn is_disconnected(error: &io::Error) -> bool {
 }
 
 fn unreachable_error(error: io::Error) -> EngineError {
-    EngineError::Zygote { reason: error.to_string() }
+    EngineError::Zygote(error.to_string())
 }
 
 fn dial(home: &Home) -> io::Result<OwnedFd> {
@@ -135,34 +127,33 @@ fn dial(home: &Home) -> io::Result<OwnedFd> {
 
 /// Connects through `/proc/self/fd`, because a socket path is limited to 107 bytes.
 pub(crate) fn connect_in(folder: &Path, name: &str, kind: SocketType) -> io::Result<OwnedFd> {
-    let folder = rustix::fs::open(
-        folder,
-        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
-        Mode::empty(),
-    )?;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = rustix::fs::open(folder, flags, Mode::empty())?;
     let address = SocketAddrUnix::new(format!("/proc/self/fd/{}/{name}", folder.as_raw_fd()))?;
     let socket = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
     connect(&socket, &address)?;
     Ok(socket)
 }
 
-/// Starts the zygote unless another process did meanwhile, and connects to it.
-fn start(config: &Config, home: &Home) -> Result<OwnedFd, EngineError> {
-    let path = home.run().join("zygote.start");
-    let lock = OpenOptions::new().create(true).append(true).open(&path).at("open", &path)?;
-    flock(&lock, FlockOperation::LockExclusive).at("lock", &path)?;
+/// Connects to the zygote, and starts it unless another process did.
+fn dial_or_start(config: &Config) -> Result<OwnedFd, EngineError> {
+    // The store kind does not affect where the sockets are.
+    let home = &Home::new(config.home.clone(), StoreKind::Dir);
+    if let Ok(socket) = dial(home) {
+        return Ok(socket);
+    }
+    let _lock = file_lock::lock(&home.run().join("zygote.start"), FlockOperation::LockExclusive)?;
     if let Ok(socket) = dial(home) {
         return Ok(socket);
     }
     spawn(config, home)?;
-    dial(home)
-        .map_err(|error| EngineError::Zygote { reason: format!("it is not listening: {error}") })
+    dial(home).map_err(|error| EngineError::Zygote(format!("it is not listening: {error}")))
 }
 
 /// Runs the zygote's command, which prints `ready` or an error and continues in the background.
 fn spawn(config: &Config, home: &Home) -> Result<(), EngineError> {
-    let (program, arguments) = config.zygote.split_first().ok_or_else(|| EngineError::Invalid {
-        reason: "no command for the zygote is configured".to_owned(),
+    let (program, arguments) = config.zygote.split_first().ok_or_else(|| {
+        EngineError::Invalid("no command for the zygote is configured".to_owned())
     })?;
     let log_path = home.run().join("zygote.log");
     let log: File =
@@ -180,11 +171,10 @@ fn spawn(config: &Config, home: &Home) -> Result<(), EngineError> {
         let _ = stdout.read_to_string(&mut output);
     }
     let _ = child.wait();
-    match output.trim() {
-        "ready" => Ok(()),
-        "" => Err(EngineError::Zygote {
-            reason: format!("it exited without a message; see {}", log_path.display()),
-        }),
-        reason => Err(EngineError::Zygote { reason: reason.to_owned() }),
-    }
+    let reason = match output.trim() {
+        "ready" => return Ok(()),
+        "" => format!("it exited without a message; see {}", log_path.display()),
+        reason => reason.to_owned(),
+    };
+    Err(EngineError::Zygote(reason))
 }

@@ -15,11 +15,11 @@ use std::{
 use harvest_proto::SandboxId;
 use rustix::{
     pipe::{PipeFlags, pipe_with},
-    process::{Pid, Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid},
+    process::{Pid, Signal},
 };
 
+use super::freezer::HomeCgroups;
 use crate::{
-    cgroup::Hierarchy,
     disk_usage::scan::{NAME_BYTES, scan_tree, scan_unlinked_files},
     home::Home,
     syscall::{self, Side},
@@ -34,13 +34,6 @@ const MAX_LOSS_BYTES: u64 = 1 << 30;
 const MIN_LOSS_BYTES: u64 = 1 << 20;
 // How many names beyond its limit a tree is still walked.
 const EXTRA_NAMES: u64 = 1 << 20;
-
-/// Where the sandboxes and their processes are.
-pub(super) struct ScanScope<'a> {
-    pub(super) home: &'a Home,
-    pub(super) cgroups: &'a Hierarchy,
-    pub(super) group: &'a str,
-}
 
 /// A sandbox with a disk limit.
 pub(super) struct WatchedSandbox<'a> {
@@ -79,13 +72,8 @@ struct Free {
 
 impl DiskWatch {
     pub(super) fn new() -> Self {
-        Self {
-            scan: None,
-            check_at: None,
-            free: None,
-            rest_until: Instant::now(),
-            scanned_at: None,
-        }
+        let rest_until = Instant::now();
+        Self { scan: None, check_at: None, free: None, rest_until, scanned_at: None }
     }
 
     /// Readable when the scan has written results.
@@ -97,7 +85,7 @@ impl DiskWatch {
     pub(super) fn tick(
         &mut self,
         now: Instant,
-        scope: &ScanScope<'_>,
+        scope: &HomeCgroups,
         watched: &[WatchedSandbox<'_>],
     ) -> Option<Instant> {
         if watched.is_empty() {
@@ -111,7 +99,7 @@ impl DiskWatch {
             return Some(at);
         }
         self.check_at = Some(now + CHECK_EVERY);
-        let free = free(scope.home);
+        let free = free(&scope.home);
         let most = self.free.get_or_insert(free);
         *most = Free { bytes: most.bytes.max(free.bytes), names: most.names.max(free.names) };
         let due = self.scanned_at.is_none_or(|scanned| now.duration_since(scanned) > SCAN_EVERY);
@@ -133,21 +121,14 @@ impl DiskWatch {
     pub(super) fn read_results(&mut self, now: Instant) -> Vec<(SandboxId, u64)> {
         let Some(scan) = &mut self.scan else { return Vec::new() };
         let mut bytes = [0; 4096];
+        use io::ErrorKind::{Interrupted, WouldBlock};
         match scan.output.read(&mut bytes) {
-            Ok(0) => {}
-            Ok(length) => {
+            Ok(length @ 1..) => {
                 scan.received.extend_from_slice(&bytes[..length]);
                 return Vec::new();
             }
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
-                ) =>
-            {
-                return Vec::new();
-            }
-            Err(_) => {}
+            Err(error) if matches!(error.kind(), WouldBlock | Interrupted) => return Vec::new(),
+            _ => {}
         }
         let Some(scan) = self.scan.take() else { return Vec::new() };
         self.rest_until = now + now.duration_since(scan.began) * REST_PER_WORK;
@@ -164,14 +145,14 @@ impl DiskWatch {
 impl UsageScan {
     fn start(
         now: Instant,
-        scope: &ScanScope<'_>,
+        scope: &HomeCgroups,
         watched: &[WatchedSandbox<'_>],
     ) -> io::Result<Self> {
         let (output, results) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
         // Before the fork: pids of this namespace mean nothing in the child's.
         let processes: Vec<Vec<Pid>> = watched
             .iter()
-            .map(|sandbox| scope.cgroups.work_processes(scope.group, sandbox.cgroup))
+            .map(|sandbox| scope.hierarchy.work_processes(&scope.group, sandbox.cgroup))
             .collect();
         // In its own pid namespace the child can signal no other process.
         let flags = libc::CLONE_NEWPID.cast_unsigned().into();
@@ -181,7 +162,7 @@ impl UsageScan {
                 let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
                 // SAFETY: the child never returns to the code that owns the other descriptors.
                 unsafe { syscall::close_all_but(&[results.as_fd()]) };
-                measure(&results, scope.home, watched.iter().zip(&processes));
+                measure(&results, &scope.home, watched.iter().zip(&processes));
                 syscall::exit_now(0)
             }
             Side::Parent { pidfd, .. } => {
@@ -193,8 +174,7 @@ impl UsageScan {
 
 impl Drop for UsageScan {
     fn drop(&mut self) {
-        let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
-        let _ = waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED);
+        syscall::kill_child(&self.pidfd);
     }
 }
 

@@ -8,6 +8,8 @@ use std::{
     io,
     os::{fd::OwnedFd, unix::fs::FileExt},
     path::PathBuf,
+    thread,
+    time::{Duration, Instant},
 };
 
 use harvest_proto::{SandboxId, launch::FREEZE_SIGNAL};
@@ -25,15 +27,17 @@ const THAW: u64 = 0;
 const FREEZE: u64 = 1;
 const KILL: u64 = 2;
 
-/// Freezes, thaws and kills the work of one home's sandboxes.
-pub(super) struct Freezer {
+const CLEAR_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A home and the cgroups of its sandboxes: freezes, thaws and kills their work.
+pub(super) struct HomeCgroups {
     pub(super) home: Home,
-    pub(super) cgroups: Hierarchy,
+    pub(super) hierarchy: Hierarchy,
     pub(super) group: String,
 }
 
-impl Freezer {
-    /// Requests a freeze or a thaw; [`Freezer::is_frozen`] tells when a freeze is complete.
+impl HomeCgroups {
+    /// Requests a freeze or a thaw; [`HomeCgroups::is_frozen`] tells when a freeze is complete.
     pub(super) fn freeze(
         &self,
         id: &SandboxId,
@@ -41,11 +45,11 @@ impl Freezer {
         pidfd: &OwnedFd,
         frozen: bool,
     ) -> Result<(), StepError> {
-        if self.cgroups != Hierarchy::None {
-            return self.cgroups.freeze(&self.group, cgroup, frozen);
+        if self.hierarchy != Hierarchy::None {
+            return self.hierarchy.freeze(&self.group, cgroup, frozen);
         }
         let action = if frozen { FREEZE } else { THAW };
-        self.send_order(id, pidfd, action).doing(|| "tell pid 1 to freeze its commands".to_owned())
+        self.send_order(id, pidfd, action).doing(|| "tell pid 1 to freeze its commands")
     }
 
     /// Kills all processes that pid 1 has started; true when done. `frozen` keeps a freeze in
@@ -57,8 +61,8 @@ impl Freezer {
         pidfd: &OwnedFd,
         frozen: bool,
     ) -> bool {
-        if self.cgroups != Hierarchy::None {
-            return self.cgroups.kill_work(&self.group, cgroup, frozen);
+        if self.hierarchy != Hierarchy::None {
+            return self.hierarchy.kill_work(&self.group, cgroup, frozen);
         }
         // One signal reaches all processes at once, so none escapes and none needs a second look.
         self.send_order(id, pidfd, KILL).is_ok()
@@ -80,14 +84,28 @@ impl Freezer {
 
     /// Whether all processes that pid 1 has started are frozen.
     pub(super) fn is_frozen(&self, id: &SandboxId, cgroup: &str, pid: u32) -> bool {
-        if self.cgroups != Hierarchy::None {
-            return self.cgroups.is_frozen(&self.group, cgroup);
+        if self.hierarchy != Hierarchy::None {
+            return self.hierarchy.is_frozen(&self.group, cgroup);
         }
         let is_done = || -> io::Result<bool> {
             let orders = File::open(self.orders(id))?;
             Ok(read_number(&orders, 0)? == read_number(&orders, 8)?)
         };
         is_done().unwrap_or(false) && all_stopped(pid)
+    }
+
+    /// Kills what is left in a sandbox's cgroups and removes them; true when none is left.
+    pub(super) fn clear(&self, cgroup: &str) -> bool {
+        self.hierarchy.clear(&self.group, cgroup)
+    }
+
+    /// [`HomeCgroups::clear`] until it succeeds, as all processes are dying. Bounded: a process may
+    /// hang in the kernel.
+    pub(super) fn clear_with_timeout(&self, cgroup: &str) {
+        let end = Instant::now() + CLEAR_TIMEOUT;
+        while !self.clear(cgroup) && Instant::now() < end {
+            thread::sleep(Duration::from_millis(1));
+        }
     }
 
     fn orders(&self, id: &SandboxId) -> PathBuf {

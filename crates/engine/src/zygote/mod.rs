@@ -58,22 +58,14 @@ pub type Alter = Box<dyn Fn(&mut Plan)>;
 /// Runs the zygote of a home: prints `ready` or the reason of a failure on standard output, then
 /// continues in the background until it has been idle for a minute.
 pub fn main(home: &Path) -> ExitCode {
-    run(home, &[], Box::new(|_| {}))
+    main_altered(home, &[], Box::new(|_| {}))
 }
 
-/// As [`main`], treating these features of the host as missing.
-pub fn main_without(home: &Path, disabled: &[DisabledFeature]) -> ExitCode {
-    run(home, disabled, Box::new(|_| {}))
-}
-
-/// As [`main`], with every plan changed before it is executed. Only for the engine's tests, which
-/// prove that a probe notices a missing guard; `src/bin/harvest-zygote.rs` decides what to change.
+/// As [`main`], treating these features of the host as missing, and with every plan changed before
+/// it is executed. Only for the engine's tests, which prove that a probe notices a missing guard;
+/// `src/bin/harvest-zygote.rs` decides what to change.
 #[doc(hidden)]
-pub fn main_altered(home: &Path, alter: Alter) -> ExitCode {
-    run(home, &[], alter)
-}
-
-fn run(home: &Path, disabled: &[DisabledFeature], alter: Alter) -> ExitCode {
+pub fn main_altered(home: &Path, disabled: &[DisabledFeature], alter: Alter) -> ExitCode {
     // Closes descriptors inherited from a careless parent.
     // SAFETY: this is the first thing the program does; it owns no descriptor yet.
     unsafe { syscall::close_all_but(&[]) };
@@ -83,10 +75,8 @@ fn run(home: &Path, disabled: &[DisabledFeature], alter: Alter) -> ExitCode {
         Err(error) => return report_failure(&format!("cannot move to the background: {error}")),
     }
     let _ = rustix::process::setsid();
-    match prepare(home, disabled, alter).and_then(|(server, lock)| {
-        report_ready()?;
-        Ok((server, lock))
-    }) {
+    let prepared = prepare(home, disabled, alter);
+    match prepared.and_then(|prepared| report_ready().map(|()| prepared)) {
         Ok((mut server, _lock)) => {
             server.run();
             ExitCode::SUCCESS
@@ -103,7 +93,7 @@ fn report_failure(text: &str) -> ExitCode {
 
 /// Prints `ready` and closes standard output, so that the waiting parent sees end of file.
 fn report_ready() -> Result<(), StepError> {
-    let doing = || "close standard output".to_owned();
+    let doing = || "close standard output";
     writeln!(io::stdout(), "ready").doing(doing)?;
     let stderr = io::stderr();
     syscall::standard_stream(stderr.as_fd(), 1).doing(doing)
@@ -179,7 +169,7 @@ fn lock(home: &Home) -> Result<File, StepError> {
 
 /// Replaces the host's mount table by one with only the home, `/proc`, the cgroups and the claims.
 fn empty_mount_table(home: &Home, claims: &Path, cgroups: &Hierarchy) -> Result<(), StepError> {
-    let doing = || "create a private mount table".to_owned();
+    let doing = || "create a private mount table";
     // SAFETY: one thread; no other relies on the old mount table.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }.doing(doing)?;
     mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE).doing(doing)?;

@@ -11,7 +11,6 @@ use std::{
 };
 
 use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
     pipe::{PipeFlags, pipe_with},
     process::{Signal, WaitId, WaitIdOptions, waitid},
 };
@@ -25,7 +24,7 @@ use crate::{
 const CACHE_TIME: Duration = Duration::from_secs(30);
 
 // Pending unmounts may delay the removal of the zygote's cgroup, but not forever.
-const SHUTDOWN_TIMEOUT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
 pub(super) struct MountCache {
@@ -60,7 +59,7 @@ impl MountCache {
         let all = cached.chain(self.dead_mounts.drain(..)).collect();
         self.close_in_child(all);
         for pidfd in self.children.drain(..) {
-            let _ = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&SHUTDOWN_TIMEOUT));
+            let _ = syscall::is_readable(&pidfd, SHUTDOWN_TIMEOUT);
         }
     }
 

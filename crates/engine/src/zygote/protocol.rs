@@ -2,6 +2,7 @@
 //! with the descriptors a start needs attached. `Wait` is answered when the sandbox has ended.
 
 use std::{
+    fs::Metadata,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
@@ -91,11 +92,16 @@ pub(crate) struct BuildId {
 impl BuildId {
     /// The program at this path; `None` if it cannot be read.
     pub(crate) fn of(program: &Path) -> Option<Self> {
-        let about = std::fs::metadata(program).ok()?;
-        Some(Self {
+        std::fs::metadata(program).ok().as_ref().map(Self::from)
+    }
+}
+
+impl From<&Metadata> for BuildId {
+    fn from(about: &Metadata) -> Self {
+        Self {
             file: (about.dev(), about.ino()),
             size: about.size(),
             modified: (about.mtime(), about.mtime_nsec()),
-        })
+        }
     }
 }

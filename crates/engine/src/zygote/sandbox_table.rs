@@ -21,13 +21,12 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use super::{
     Alter,
     disk_watch::DiskWatch,
-    freezer::Freezer,
+    freezer::HomeCgroups,
     mount_cache::MountCache,
     standby::{LAUNCHED, Standby},
     supervisor::Supervisor,
 };
 use crate::{
-    cgroup::Hierarchy,
     error::{Doing, EngineError, StepError},
     facts,
     fd_passing::send,
@@ -120,10 +119,8 @@ impl LiveSandbox {
 
 pub(super) struct SandboxTable {
     home: Home,
-    cgroups: Hierarchy,
-    group: String,
+    cgroups: HomeCgroups,
     claims: PathBuf,
-    freezer: Freezer,
     redirect: Redirect,
     alter: Alter,
     supervisor: Supervisor,
@@ -176,7 +173,7 @@ impl SandboxTable {
         let volumes: Vec<VolumeName> =
             record.volumes.iter().map(|volume| volume.name.clone()).collect();
         if let Err(error) = self.assign(&standby, record, &plan, &descriptors, owner_started) {
-            standby.discard(&self.cgroups, &self.group);
+            standby.discard(&self.cgroups);
             // The state may already say that it runs, and a running sandbox cannot be started
             // again.
             self.write_state(&id, &RecordedState::ended(error.line()));
@@ -192,19 +189,16 @@ impl SandboxTable {
     }
 
     fn plan(&self, record: &Record, layers: &[PathBuf], resolv_conf: String) -> Plan {
-        let mut plan = plan(record, layers, &self.facts(resolv_conf));
-        (self.alter)(&mut plan);
-        plan
-    }
-
-    fn facts(&self, resolv_conf: String) -> HostFacts {
-        HostFacts {
-            cgroups: self.cgroups.clone(),
-            group: self.group.clone(),
+        let facts = HostFacts {
+            cgroups: self.cgroups.hierarchy.clone(),
+            group: self.cgroups.group.clone(),
             resolv_conf,
             redirect: self.redirect,
             ids: facts::id_allocation(),
-        }
+        };
+        let mut plan = plan(record, layers, &facts);
+        (self.alter)(&mut plan);
+        plan
     }
 
     /// Records that pid 1 belongs to this sandbox, then sends it its assignment.
@@ -244,8 +238,7 @@ impl SandboxTable {
             },
         };
         let files: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-        send(&standby.assignment_socket, &assignment, &files)
-            .doing(|| "send pid 1 its assignment".to_owned())
+        send(&standby.assignment_socket, &assignment, &files).doing(|| "send pid 1 its assignment")
     }
 
     fn owner(&self, record: &Record) -> Result<Option<(u64, OwnedFd)>, StepError> {
@@ -253,9 +246,8 @@ impl SandboxTable {
         // The pidfd comes first: then the start time belongs to the process it names, or there is
         // none.
         let owner = open_process(pid).and_then(|pidfd| Some((start_ticks(pid)?, pidfd)));
-        let gone = || {
-            StepError::new(format!("find the owner, process {pid}"), io::ErrorKind::NotFound.into())
-        };
+        let gone =
+            || StepError::new(format!("find the owner, process {pid}"), io::ErrorKind::NotFound);
         owner.map(Some).ok_or_else(gone)
     }
 
@@ -311,7 +303,7 @@ impl SandboxTable {
             match live.thaw_at {
                 Some(at) if at <= now => {
                     live.thaw_at = None;
-                    let _ = self.freezer.freeze(id, &live.cgroup, &live.pidfd, false);
+                    let _ = self.cgroups.freeze(id, &live.cgroup, &live.pidfd, false);
                 }
                 Some(at) => wake_by(at),
                 None => {}
@@ -347,7 +339,7 @@ impl SandboxTable {
         self.disk_watch.stop();
         self.discard_standbys();
         self.mount_cache.release_all();
-        self.cgroups.leave_home(&self.group);
+        self.cgroups.hierarchy.leave_home(&self.cgroups.group);
     }
 }
 
@@ -357,11 +349,6 @@ fn open_process(pid: u32) -> Option<OwnedFd> {
 }
 
 fn step_error(error: EngineError) -> StepError {
-    let text = error.to_string();
-    StepError::new(
-        text,
-        io::Error::other(
-            std::error::Error::source(&error).map_or(String::new(), ToString::to_string),
-        ),
-    )
+    let source = std::error::Error::source(&error).map_or(String::new(), ToString::to_string);
+    StepError::new(error.to_string(), io::Error::other(source))
 }

@@ -5,31 +5,27 @@
 //! process exit.
 
 use std::{
-    fs, io,
+    fs,
     os::fd::{AsFd, OwnedFd},
     path::Path,
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
     net::{AddressFamily, SocketFlags, SocketType, socketpair},
     pipe::{PipeFlags, pipe_with},
-    process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid},
+    process::Signal,
 };
 
+use super::freezer::HomeCgroups;
 use crate::{
-    cgroup::{Group, Hierarchy},
+    cgroup::Group,
     error::{Doing, StepError},
-    isolate::{self, SpawnContext, ids::Claim},
+    isolate::{self, SpawnContext, ids::Claim, out_of_order},
     plan::{Plan, PlanParts, Step},
     process::start_ticks,
     syscall::{self, Side},
 };
-
-// A process may hang in the kernel, so waiting is bounded.
-const CLEAR_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(super) struct Standby {
     /// Name of the cgroups; the sandbox that it becomes keeps them.
@@ -63,8 +59,7 @@ impl Standby {
     /// Runs a plan's steps up to [`Step::AwaitAssignment`].
     pub(super) fn prefork(
         plan: &Plan,
-        cgroups: &Hierarchy,
-        group: &str,
+        cgroups: &HomeCgroups,
         claims: &Path,
         id_hint: u32,
         supervisor: &OwnedFd,
@@ -90,13 +85,13 @@ impl Standby {
                 match standby.claim.hand_to(pid) {
                     Ok(()) => Ok(standby),
                     Err(error) => {
-                        standby.discard(cgroups, group);
+                        standby.discard(cgroups);
                         Err(error)
                     }
                 }
             }
             (result, claim) => {
-                cgroups.clear(group, cgroup);
+                cgroups.clear(cgroup);
                 if let Some(claim) = claim {
                     claim.release();
                 }
@@ -127,14 +122,9 @@ impl Standby {
                 }
                 Step::Clone { namespaces, into } => {
                     let into = into.as_ref().map(fs::File::open).transpose();
-                    let into = into.doing(|| "open the supervisor's cgroup".to_owned())?;
-                    return fork_pid1(
-                        prepared,
-                        &parts,
-                        supervisor,
-                        isolate::clone_flags(namespaces),
-                        into,
-                    );
+                    let into = into.doing(|| "open the supervisor's cgroup")?;
+                    let flags = isolate::clone_flags(namespaces);
+                    return fork_pid1(prepared, &parts, supervisor, flags, into);
                 }
                 _ => break,
             }
@@ -143,15 +133,12 @@ impl Standby {
     }
 
     pub(super) fn lives(&self) -> bool {
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(&now)).is_ok_and(|dead| dead == 0)
+        syscall::is_readable(&self.pidfd, Duration::ZERO).is_ok_and(|dead| !dead)
     }
 
     /// Whether it waits for its assignment, or died before.
     pub(super) fn is_ready(&self) -> bool {
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        poll(&mut [PollFd::new(&self.assignment_socket, PollFlags::IN)], Some(&now))
-            .is_ok_and(|ready| ready > 0)
+        syscall::is_readable(&self.assignment_socket, Duration::ZERO).unwrap_or(false)
     }
 
     /// Gives its cgroups the limits of the sandbox with this plan.
@@ -166,14 +153,10 @@ impl Standby {
     }
 
     /// Kills it and releases its cgroups and ids.
-    pub(super) fn discard(self, cgroups: &Hierarchy, group: &str) {
-        let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
-        let _ = waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED);
+    pub(super) fn discard(self, cgroups: &HomeCgroups) {
+        syscall::kill_child(&self.pidfd);
         // All processes died with pid 1 but may take a moment to leave their cgroups.
-        let end = Instant::now() + CLEAR_TIMEOUT;
-        while !cgroups.clear(group, &self.cgroup) && Instant::now() < end {
-            thread::sleep(Duration::from_millis(1));
-        }
+        cgroups.clear_with_timeout(&self.cgroup);
         self.claim.release();
     }
 }
@@ -190,24 +173,17 @@ fn fork_pid1(
     };
     let (inside, assignment_socket) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-            .doing(|| "make a socket pair".to_owned())?;
-    let (report, say) = pipe_with(PipeFlags::CLOEXEC).doing(|| "make a pipe".to_owned())?;
+            .doing(|| "make a socket pair")?;
+    let (report, say) = pipe_with(PipeFlags::CLOEXEC).doing(|| "make a pipe")?;
     // SAFETY: the zygote has one thread.
     let side = unsafe { syscall::clone_process(flags, into.as_ref().map(AsFd::as_fd)) };
-    match side.doing(|| "start pid 1".to_owned())? {
+    match side.doing(|| "start pid 1")? {
         Side::Child => {
             let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
             // A client waiting for the zygote to close a descriptor must not have to wait for this
             // process.
             // SAFETY: the child never returns to the code that owns the other descriptors.
-            unsafe {
-                syscall::close_all_but(&[
-                    inside.as_fd(),
-                    say.as_fd(),
-                    users.as_fd(),
-                    supervisor.as_fd(),
-                ])
-            };
+            unsafe { syscall::close_all_but(&[&inside, &say, users, supervisor].map(AsFd::as_fd)) };
             let (before_fork, pid1) = (parts.before_fork, parts.pid1);
             let (first_id, processes) = (claim.first(), claim.processes());
             let context = SpawnContext {
@@ -240,11 +216,4 @@ fn groups(plan: &Plan) -> impl Iterator<Item = &Group> {
         Step::MakeGroup(group) => Some(group),
         _ => None,
     })
-}
-
-fn out_of_order() -> StepError {
-    StepError::new(
-        "execute a plan whose steps are out of order",
-        io::ErrorKind::InvalidInput.into(),
-    )
 }

@@ -4,32 +4,26 @@
 use std::{
     fs::File,
     io::{self, Seek},
-    os::{
-        fd::{AsRawFd, OwnedFd},
-        unix::fs::MetadataExt,
-    },
+    os::fd::{AsRawFd, OwnedFd},
 };
 
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fchmod, fcntl_add_seals, memfd_create};
 
+use super::protocol::BuildId;
 use crate::error::{Doing, StepError};
 
 /// The in-memory copy of the supervisor's file.
 #[derive(Default)]
 pub(crate) struct Supervisor {
-    copy: Option<(Version, OwnedFd)>,
+    copy: Option<(BuildId, OwnedFd)>,
 }
-
-// Device, inode, size and mtime: distinguishes a newer supervisor at the same path.
-type Version = (u64, u64, u64, i64, i64);
 
 impl Supervisor {
     /// Copies the program from this file unless that version is loaded; true when it was copied.
     pub(crate) fn load(&mut self, file: OwnedFd) -> Result<bool, StepError> {
-        let doing = || "copy the supervisor into memory".to_owned();
+        let doing = || "copy the supervisor into memory";
         let mut file = File::from(file);
-        let about = file.metadata().doing(doing)?;
-        let version = (about.dev(), about.ino(), about.size(), about.mtime(), about.mtime_nsec());
+        let version = BuildId::from(&file.metadata().doing(doing)?);
         let is_new = self.copy.as_ref().is_none_or(|copy| copy.0 != version);
         if is_new {
             self.copy = Some((version, sealed_copy(&mut file).doing(doing)?));
@@ -39,8 +33,7 @@ impl Supervisor {
 
     /// The loaded program.
     pub(crate) fn program(&self) -> Result<&OwnedFd, StepError> {
-        let missing =
-            || StepError::new("find the supervisor's program", io::ErrorKind::NotFound.into());
+        let missing = || StepError::new("find the supervisor's program", io::ErrorKind::NotFound);
         self.copy.as_ref().map(|(_, program)| program).ok_or_else(missing)
     }
 }

@@ -15,7 +15,7 @@ fn capable_host_passes_and_probes_leave_nothing() {
     let world = World::new();
     let running = world.start();
     let findings = world.engine.probe();
-    let ids: Vec<&str> = findings.iter().map(|finding| finding.id).collect();
+    let ids: Vec<&str> = findings.iter().map(|finding| finding.id.as_str()).collect();
     assert_eq!(ids, FINDINGS[1..], "each once, in order: {findings:?}");
     let failed: Vec<&Finding> =
         findings.iter().filter(|finding| finding.level == Level::Fail).collect();

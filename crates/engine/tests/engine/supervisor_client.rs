@@ -3,10 +3,16 @@
 
 use std::os::unix::fs::PermissionsExt;
 
-use super::*;
+use super::{bridge_files::BridgeFiles, *};
+use harvest_engine::supervisor_client::{copy_in, copy_out};
+use harvest_proto::bridge::FileRequest;
 
 fn client(running: &Running) -> SupervisorClient {
     SupervisorClient::dial(&running.bridge).unwrap()
+}
+
+fn files(running: &Running) -> BridgeFiles {
+    BridgeFiles::dial(running)
 }
 
 #[test]
@@ -115,10 +121,10 @@ fn a_copied_tree_keeps_content_and_modes() {
     fs::set_permissions(source.join("a/empty"), fs::Permissions::from_mode(0o700)).unwrap();
     fs::write(source.join("-rf *"), vec![7u8; 300_000]).unwrap();
     symlink("/nowhere", source.join("link")).unwrap();
-    let copied = client(&running).copy_in(&source, "/tree", Some("10001")).unwrap();
+    let copied = copy_in(&mut files(&running), &source, "/tree", Some("10001")).unwrap();
     assert_eq!((copied.files, copied.bytes, copied.skipped), (2, 300_010, 0));
     assert_eq!(shell(&running, "ls -ln /tree/a/run | grep -c ' 10001 '").out, "1");
-    client(&running).copy_out("/tree", &back).unwrap();
+    copy_out(&mut files(&running), "/tree", &back).unwrap();
     let mode = |path: &str| fs::symlink_metadata(back.join(path)).unwrap().mode() & 0o7777;
     assert_eq!((mode("a/run"), mode("a/empty")), (0o750, 0o700));
     assert_eq!(fs::read_link(back.join("link")).unwrap(), Path::new("/nowhere"));
@@ -135,19 +141,19 @@ fn copies_stay_in_the_target_without_set_id() {
     let trap = victim.display();
     // First links to the outside, then a folder and a file with the same names.
     shell(&running, &format!("mkdir /t; ln -s {trap} /t/folder; ln -s {trap}/file /t/file"));
-    client(&running).copy_out("/t", &target).unwrap();
+    copy_out(&mut files(&running), "/t", &target).unwrap();
     assert!(target.join("folder").is_symlink(), "a link is copied as a link");
     let second = "rm() { /bin/busybox rm \"$@\"; }; rm /t/folder /t/file; mkdir /t/folder; \
                   echo theirs > /t/file; echo theirs > /t/folder/new; /bin/busybox chmod 6755 /t/file";
     shell(&running, second);
     assert!(
-        client(&running).copy_out("/t", &target).is_err(),
+        copy_out(&mut files(&running), "/t", &target).is_err(),
         "a link in place of a folder is not followed"
     );
     assert_eq!(fs::read_dir(&victim).unwrap().count(), 1, "nothing new outside");
     assert_eq!(fs::read_to_string(victim.join("file")).unwrap(), "mine");
     fs::remove_file(target.join("folder")).unwrap();
-    client(&running).copy_out("/t", &target).unwrap();
+    copy_out(&mut files(&running), "/t", &target).unwrap();
     assert_eq!(fs::symlink_metadata(target.join("file")).unwrap().mode() & 0o7777, 0o755);
     assert_eq!(fs::read_to_string(target.join("folder/new")).unwrap(), "theirs\n");
     assert_eq!(fs::read_to_string(victim.join("file")).unwrap(), "mine");
@@ -161,11 +167,11 @@ fn a_failed_copy_leaves_the_existing_file() {
     fs::create_dir(&folder).unwrap();
     fs::write(folder.join("file"), "mine").unwrap();
     // A regular file that cannot be read.
-    assert!(client(&running).copy_out("/proc/1/mem", &folder.join("file")).is_err());
+    assert!(copy_out(&mut files(&running), "/proc/1/mem", &folder.join("file")).is_err());
     assert_eq!(fs::read_to_string(folder.join("file")).unwrap(), "mine");
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "no partial copy is left");
     shell(&running, "echo theirs > /tmp/file");
-    client(&running).copy_out("/tmp/file", &folder.join("file")).unwrap();
+    copy_out(&mut files(&running), "/tmp/file", &folder.join("file")).unwrap();
     assert_eq!(fs::read_to_string(folder.join("file")).unwrap(), "theirs\n");
 }
 
@@ -178,9 +184,10 @@ fn folders_too_large_for_one_reply_are_copied() {
         "mkdir /many; i=0; while [ $i -lt 6000 ]; do : > /many/$i-{name}; i=$((i+1)); done"
     );
     assert_eq!(shell(&running, &script).exit, Exit::Code(0));
-    assert!(client(&running).list("/many").is_err(), "it does not fit one reply");
+    let list = FileRequest::List { path: "/many".to_owned(), after: None };
+    assert!(files(&running).request(list).is_err(), "it does not fit one reply");
     let target = world.folder.path().join("many");
-    assert_eq!(client(&running).copy_out("/many", &target).unwrap().files, 6000);
+    assert_eq!(copy_out(&mut files(&running), "/many", &target).unwrap().files, 6000);
     assert_eq!(fs::read_dir(&target).unwrap().count(), 6000);
 }
 

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use harvest_engine::{
-    Backing, DiskSpace as EngineSpace, DiskUsage as EngineUsage, Engine, Level,
-    ParseVolumeNameError, StoreKind, Volume as EngineVolume, VolumeName, VolumeSpec,
+    Backing, DiskUsage as EngineUsage, Engine, ParseVolumeNameError, StoreKind,
+    Volume as EngineVolume, VolumeName, VolumeSpec,
 };
 use harvest_proto::{
     RepositoryName,
     api::{
-        CreateVolume, DiskSpace, DiskUsage, Finding, FindingLevel, GarbageReport, NamedSize,
-        SandboxDiskUsage, StoreFile, Volume, VolumeBacking,
+        CreateVolume, DiskUsage, Finding, GarbageReport, NamedSize, SandboxDiskUsage, Volume,
+        VolumeBacking,
     },
 };
 use harvest_session::sandboxes::{Host, MissingObject, SandboxError, StandbyCounts};
@@ -114,10 +114,6 @@ fn api_volume(volume: EngineVolume) -> Volume {
 }
 
 fn disk_usage(usage: EngineUsage, volumes: Vec<EngineVolume>) -> DiskUsage {
-    let space = |space: EngineSpace| DiskSpace {
-        total_bytes: space.total_bytes,
-        free_bytes: space.free_bytes,
-    };
     DiskUsage {
         driver: match usage.driver {
             StoreKind::Dir => "dir",
@@ -146,25 +142,14 @@ fn disk_usage(usage: EngineUsage, volumes: Vec<EngineVolume>) -> DiskUsage {
         volumes: volumes.into_iter().map(api_volume).collect(),
         trash_bytes: usage.trash_bytes,
         reclaimable_bytes: usage.reclaimable_bytes,
-        store_file: usage
-            .store_file
-            .map(|file| StoreFile { bytes: file.bytes, free_bytes: file.free_bytes }),
-        home_disk: space(usage.home_disk),
-        cache_disk: space(usage.cache_disk),
+        store_file: usage.store_file,
+        home_disk: usage.home_disk,
+        cache_disk: usage.cache_disk,
     }
 }
 
 /// All findings about this host, the engine's first. The checks take a moment.
 #[must_use]
 pub fn host_findings(engine: &Engine) -> Vec<Finding> {
-    engine.probe().into_iter().map(finding).chain(doctor::program_findings()).collect()
-}
-
-fn finding(found: harvest_engine::Finding) -> Finding {
-    let level = match found.level {
-        Level::Ok => FindingLevel::Ok,
-        Level::Warn => FindingLevel::Warn,
-        Level::Fail => FindingLevel::Fail,
-    };
-    Finding { id: found.id.to_owned(), level, found: found.found, fix: found.fix }
+    engine.probe().into_iter().chain(doctor::program_findings()).collect()
 }

@@ -12,7 +12,12 @@ use proptest::prelude::*;
 use rustix::fs::Mode;
 
 use super::{
-    super::{capture::MAX_CHAIN, index::Index, *},
+    super::{
+        capture::MAX_CHAIN,
+        delta::{Delta, Pass},
+        index::Index,
+        *,
+    },
     edits::{Edit, any_edit, edit},
     test_disk::{BASE, TestDisk, describe, in_mount_namespace},
 };
@@ -357,16 +362,15 @@ fn a_freeze_is_renewed_when_nothing_is_copied() {
     }
     edit(&upper, &Edit::WaitForClock);
     let target = tempfile::tempdir().unwrap();
-    let (index, _) =
-        delta::copy_delta(&upper, target.path(), &Index::default(), now_nanos(), &mut || Ok(()))
-            .unwrap();
+    let full = Delta { source: &upper, target: target.path(), previous: &Index::default() };
+    let (index, _) = full.copy_all(Pass::ALL, now_nanos(), &mut || Ok(())).unwrap();
     let (heartbeats, again) = (Cell::new(0), tempfile::tempdir().unwrap());
     let mut heartbeat = || {
         heartbeats.set(heartbeats.get() + 1);
         Ok(())
     };
-    let (_, copied) =
-        delta::copy_delta(&upper, again.path(), &index, now_nanos(), &mut heartbeat).unwrap();
+    let unchanged = Delta { source: &upper, target: again.path(), previous: &index };
+    let (_, copied) = unchanged.copy_all(Pass::ALL, now_nanos(), &mut heartbeat).unwrap();
     assert_eq!(copied.names, 0);
     assert!(heartbeats.get() >= 20);
 }

@@ -4,18 +4,14 @@ use std::{
     collections::BTreeMap,
     fs,
     path::PathBuf,
-    thread,
     time::{Duration, Instant},
 };
 
 use harvest_proto::SandboxId;
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    process::{Signal, pidfd_send_signal},
-};
+use rustix::process::{Signal, pidfd_send_signal};
 
 use super::{
-    CLEAR_POLL, LiveSandbox, SandboxTable, freeze::FREEZE_HOLD, limits::LimitState, open_process,
+    LiveSandbox, SandboxTable, freeze::FREEZE_HOLD, limits::LimitState, open_process,
     standby_pool::StandbyPool, step_error,
 };
 use crate::{
@@ -27,31 +23,26 @@ use crate::{
     process::start_ticks,
     sandbox_record::{self, Record, RecordedState},
     spec::Owner,
+    syscall,
     zygote::{
-        Alter, disk_watch::DiskWatch, freezer::Freezer, mount_cache::MountCache,
+        Alter, disk_watch::DiskWatch, freezer::HomeCgroups, mount_cache::MountCache,
         standby::mounts_of, supervisor::Supervisor,
     },
 };
-
-// Clearing an earlier zygote's cgroups is bounded: a process may hang in the kernel.
-const CLEAR_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl SandboxTable {
     /// Builds the table with the sandboxes of an earlier zygote that are still alive.
     pub(in crate::zygote) fn adopt(
         home: Home,
-        cgroups: Hierarchy,
+        hierarchy: Hierarchy,
         claims: PathBuf,
         redirect: Redirect,
         alter: Alter,
     ) -> Result<Self, StepError> {
-        let group = home.cgroup_name();
         isolate::seccomp::program();
         let mut table = Self {
-            freezer: Freezer { home: home.clone(), cgroups: cgroups.clone(), group: group.clone() },
+            cgroups: HomeCgroups { home: home.clone(), hierarchy, group: home.cgroup_name() },
             home,
-            cgroups,
-            group,
             claims,
             redirect,
             alter,
@@ -79,21 +70,15 @@ impl SandboxTable {
     /// Kills and removes cgroups and sockets that belong to no live sandbox.
     fn remove_orphans(&self) {
         let lives = |cgroup: &str| self.live.values().any(|live| live.cgroup == cgroup);
-        for cgroup in self.cgroups.parts(&self.group).iter().filter(|cgroup| !lives(cgroup)) {
-            self.clear_with_timeout(cgroup);
+        for cgroup in
+            self.cgroups.hierarchy.parts(&self.cgroups.group).iter().filter(|cgroup| !lives(cgroup))
+        {
+            self.cgroups.clear_with_timeout(cgroup);
         }
         for id in sandbox_record::ids_in(&self.home.run()).unwrap_or_default() {
             if !self.live.contains_key(&id) {
                 let _ = fs::remove_dir_all(self.home.sandbox_run(&id));
             }
-        }
-    }
-
-    /// Clears cgroups whose processes are just dying.
-    fn clear_with_timeout(&self, cgroup: &str) {
-        let end = Instant::now() + CLEAR_TIMEOUT;
-        while !self.cgroups.clear(&self.group, cgroup) && Instant::now() < end {
-            thread::sleep(CLEAR_POLL);
         }
     }
 
@@ -124,7 +109,7 @@ impl SandboxTable {
         };
         let (pid, cgroup) = (*pid, cgroup.clone());
         let Some(pidfd) = state.live_pid().and_then(open_process) else {
-            self.clear_with_timeout(&cgroup);
+            self.cgroups.clear_with_timeout(&cgroup);
             self.close(id, "ended while no zygote was running".to_owned());
             return Ok(());
         };
@@ -155,11 +140,10 @@ impl SandboxTable {
     fn remove_orphaned(&mut self, id: &SandboxId, state: Option<&RecordedState>) {
         if let Some(pidfd) = state.and_then(RecordedState::live_pid).and_then(open_process) {
             let _ = pidfd_send_signal(&pidfd, Signal::KILL);
-            let timeout = Timespec { tv_sec: 5, tv_nsec: 0 };
-            let _ = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&timeout));
+            let _ = syscall::is_readable(&pidfd, Duration::from_secs(5));
         }
         if let Some(RecordedState::Running { cgroup, .. }) = state {
-            self.clear_with_timeout(cgroup);
+            self.cgroups.clear_with_timeout(cgroup);
         }
         self.close(id, "its owner exited".to_owned());
         self.discard(id);

@@ -24,7 +24,7 @@ impl SandboxTable {
         // Killing pid 1 kills its pid namespace; frozen processes on cgroup v1 die only after a
         // thaw.
         let _ = pidfd_send_signal(&live.pidfd, Signal::KILL);
-        let _ = self.freezer.freeze(id, &live.cgroup, &live.pidfd, false);
+        let _ = self.cgroups.freeze(id, &live.cgroup, &live.pidfd, false);
         live.thaw_at = None;
         true
     }
@@ -56,7 +56,9 @@ impl SandboxTable {
                     )
                 }),
             };
-            let oom = self.cgroups.oom_kills(&self.group, &live.cgroup, "supervisor") > 0;
+            let oom =
+                self.cgroups.hierarchy.oom_kills(&self.cgroups.group, &live.cgroup, "supervisor")
+                    > 0;
             let reason = match &live.failure {
                 Some(failure) => failure.clone(),
                 None => match live.killed {
@@ -67,7 +69,7 @@ impl SandboxTable {
             };
             live.ended = Some(reason);
         }
-        if !self.cgroups.clear(&self.group, &live.cgroup) {
+        if !self.cgroups.clear(&live.cgroup) {
             return None;
         }
         let reason = live.ended.take()?;

@@ -28,7 +28,7 @@ impl SandboxTable {
         // A sandbox being killed must not be frozen: frozen processes on cgroup v1 do not die.
         let live =
             self.live.get_mut(id).filter(|live| live.ended.is_none() && live.killed.is_none())?;
-        let result = self.freezer.freeze(id, &live.cgroup, &live.pidfd, true);
+        let result = self.cgroups.freeze(id, &live.cgroup, &live.pidfd, true);
         if result.is_ok() {
             live.hold = hold_millis.map_or(FREEZE_HOLD, Duration::from_millis).min(MAX_FREEZE_HOLD);
             live.thaw_at = None;
@@ -41,7 +41,7 @@ impl SandboxTable {
     pub(in crate::zygote) fn thaw(&mut self, id: &SandboxId) -> Option<Result<(), StepError>> {
         let live = self.live.get_mut(id)?;
         (live.thaw_at, live.freezing_until) = (None, None);
-        Some(self.freezer.freeze(id, &live.cgroup, &live.pidfd, false))
+        Some(self.cgroups.freeze(id, &live.cgroup, &live.pidfd, false))
     }
 
     /// Checks whether requested freezes are complete.
@@ -50,13 +50,13 @@ impl SandboxTable {
         for (id, live) in &mut self.live {
             let Some(until) = live.freezing_until else { continue };
             let result = if live.killed.is_some() || live.ended.is_some() {
-                Err(StepError::new("freeze an ended sandbox", io::ErrorKind::NotFound.into()))
-            } else if self.freezer.is_frozen(id, &live.cgroup, live.pid) {
+                Err(StepError::new("freeze an ended sandbox", io::ErrorKind::NotFound))
+            } else if self.cgroups.is_frozen(id, &live.cgroup, live.pid) {
                 live.thaw_at = Some(now + live.hold);
                 Ok(())
             } else if until <= now {
-                let _ = self.freezer.freeze(id, &live.cgroup, &live.pidfd, false);
-                Err(StepError::new("freeze its processes", io::ErrorKind::TimedOut.into()))
+                let _ = self.cgroups.freeze(id, &live.cgroup, &live.pidfd, false);
+                Err(StepError::new("freeze its processes", io::ErrorKind::TimedOut))
             } else {
                 continue;
             };

@@ -8,11 +8,7 @@ use std::{
 use harvest_proto::{SandboxId, Timestamp};
 
 use super::{CLEAR_POLL, LiveSandbox, SandboxTable};
-use crate::{
-    sandbox_record::DiskLimitStop,
-    spec::Limits,
-    zygote::disk_watch::{ScanScope, WatchedSandbox},
-};
+use crate::{sandbox_record::DiskLimitStop, spec::Limits, zygote::disk_watch::WatchedSandbox};
 
 // A process that survives this long waits for a disk; the next scan handles it.
 const KILL_TIMEOUT: Duration = Duration::from_secs(2);
@@ -95,8 +91,7 @@ impl SandboxTable {
                 Some(WatchedSandbox { id, cgroup: &live.cgroup, allowed, used })
             })
             .collect();
-        let scope = ScanScope { home: &self.home, cgroups: &self.cgroups, group: &self.group };
-        self.disk_watch.tick(now, &scope, &watched)
+        self.disk_watch.tick(now, &self.cgroups, &watched)
     }
 
     /// Readable when a disk usage scan has results.
@@ -115,15 +110,9 @@ impl SandboxTable {
                 continue;
             }
             live.limit_state.killing_until = Some(now + KILL_TIMEOUT);
-            let stop = DiskLimitStop {
-                used_bytes: used,
-                limit_bytes: writable.limit,
-                at: std::time::SystemTime::now().into(),
-            };
-            eprintln!(
-                "{id} uses {used} of {} bytes on disk: killing its processes",
-                writable.limit
-            );
+            let (limit, at) = (writable.limit, std::time::SystemTime::now().into());
+            let stop = DiskLimitStop { used_bytes: used, limit_bytes: limit, at };
+            eprintln!("{id} uses {used} of {limit} bytes on disk: killing its processes");
             if let Err(error) = stop.write(&self.home, &id) {
                 eprintln!("cannot record the disk limit stop of {id}: {error}");
             }
@@ -137,7 +126,7 @@ impl SandboxTable {
         for (id, live) in &mut self.live {
             let Some(until) = live.limit_state.killing_until else { continue };
             let frozen = live.thaw_at.is_some() || live.freezing_until.is_some();
-            if self.freezer.kill_work(id, &live.cgroup, &live.pidfd, frozen) || until <= now {
+            if self.cgroups.kill_work(id, &live.cgroup, &live.pidfd, frozen) || until <= now {
                 live.limit_state.killing_until = None;
             } else {
                 check_at = Some(now + CLEAR_POLL);

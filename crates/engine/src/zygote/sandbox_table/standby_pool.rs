@@ -112,7 +112,7 @@ impl SandboxTable {
             .filter(|_| record.network != Network::Host)
         {
             let standby = self.standbys.waiting.swap_remove(at);
-            let dead = || StepError::new("find the process", io::ErrorKind::NotFound.into());
+            let dead = || StepError::new("find the process", io::ErrorKind::NotFound);
             let usable = if standby.lives() { standby.set_limits(plan) } else { Err(dead()) };
             match usable {
                 Ok(()) => {
@@ -121,7 +121,7 @@ impl SandboxTable {
                 }
                 Err(error) => {
                     eprintln!("discarding a standby: {}", error.line());
-                    standby.discard(&self.cgroups, &self.group);
+                    standby.discard(&self.cgroups);
                 }
             }
         }
@@ -137,14 +137,7 @@ impl SandboxTable {
     fn prefork(&mut self, plan: &Plan) -> Result<Standby, StepError> {
         self.spawn_counter = self.spawn_counter.wrapping_add(1);
         let supervisor = self.supervisor.program()?;
-        Standby::prefork(
-            plan,
-            &self.cgroups,
-            &self.group,
-            &self.claims,
-            self.spawn_counter,
-            supervisor,
-        )
+        Standby::prefork(plan, &self.cgroups, &self.claims, self.spawn_counter, supervisor)
     }
 
     /// While idle: preforks one standby or discards one that is too many; false when the number is
@@ -158,7 +151,7 @@ impl SandboxTable {
         if self.standbys.waiting.len() >= wanted {
             let too_many = self.standbys.waiting.len() > wanted;
             if let Some(standby) = self.standbys.waiting.pop_if(|_| too_many) {
-                standby.discard(&self.cgroups, &self.group);
+                standby.discard(&self.cgroups);
             }
             return too_many;
         }
@@ -178,7 +171,7 @@ impl SandboxTable {
 
     pub(in crate::zygote) fn discard_standbys(&mut self) {
         for standby in self.standbys.waiting.drain(..) {
-            standby.discard(&self.cgroups, &self.group);
+            standby.discard(&self.cgroups);
         }
     }
 }
