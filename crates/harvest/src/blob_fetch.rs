@@ -12,7 +12,7 @@ pub(crate) async fn fetch(
     body: &mut EventBody,
 ) -> Result<()> {
     let Some(blob) = body.blob().cloned() else { return Ok(()) };
-    let full = client.blob(session, &blob.id).await;
+    let full = client.text(&format!("/v1/sessions/{session}/blobs/{}", blob.id)).await;
     fill(body, full.with_context(|| format!("cannot read {}", blob.id))?)
 }
 

@@ -4,7 +4,7 @@
 mod calls;
 mod events;
 
-use std::{future::Future, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use futures_util::StreamExt;
@@ -118,8 +118,23 @@ impl Client {
         self.send(self.request(Method::GET, "/readyz")).await.is_ok()
     }
 
-    async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
-        read(self.send(self.request(Method::GET, path)).await?).await
+    /// Sends a request whose response is a JSON document.
+    pub(crate) async fn call<T: DeserializeOwned>(&self, request: RequestBuilder) -> Result<T> {
+        read(self.send(request).await?).await
+    }
+
+    pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
+        self.call(self.request(Method::GET, path)).await
+    }
+
+    /// The text at a path.
+    pub(crate) async fn text(&self, path: &str) -> Result<String> {
+        let response = self.send(self.request(Method::GET, path)).await?;
+        response.text().await.context("cannot read the server's response")
+    }
+
+    pub(crate) async fn delete(&self, path: &str) -> Result<()> {
+        self.send(self.request(Method::DELETE, path)).await.map(drop)
     }
 
     /// Sends an idempotency key, so that the retry after a broken connection creates nothing twice.
@@ -138,20 +153,15 @@ impl Client {
         read(response).await
     }
 
-    async fn all<T: DeserializeOwned>(&self, path: &str) -> Result<Vec<T>> {
-        let mut items = Vec::new();
-        let mut next: Option<String> = None;
-        loop {
-            let page: Page<T> = match &next {
-                None => self.get(path).await?,
-                Some(cursor) => self.get(&with_cursor(path, cursor)).await?,
-            };
+    /// All pages of a list.
+    pub(crate) async fn all<T: DeserializeOwned>(&self, path: &str) -> Result<Vec<T>> {
+        let Page { mut items, mut next_cursor } = self.get::<Page<T>>(path).await?;
+        while let Some(cursor) = next_cursor {
+            let page: Page<T> = self.get(&with_cursor(path, &cursor)).await?;
             items.extend(page.items);
-            match page.next_cursor {
-                Some(cursor) => next = Some(cursor),
-                None => return Ok(items),
-            }
+            next_cursor = page.next_cursor;
         }
+        Ok(items)
     }
 
     /// An authenticated request.
@@ -160,52 +170,37 @@ impl Client {
     }
 
     /// Returns the response with any status.
-    fn send_unchecked(
-        &self,
-        request: RequestBuilder,
-    ) -> impl Future<Output = Result<Response>> + Send + use<> {
-        let url = self.url.clone();
-        async move {
-            request.send().await.map_err(|error| {
-                let advice = Advice::new(
-                    format!("no response from {url}"),
-                    "check that the server runs; `harvest up` starts one",
-                );
-                anyhow::Error::new(ConnectionError(root_cause(&error))).context(advice)
-            })
-        }
+    async fn send_unchecked(&self, request: RequestBuilder) -> Result<Response> {
+        request.send().await.map_err(|error| {
+            let message = format!("no response from {}", self.url);
+            let hint = "check that the server runs; `harvest up` starts one";
+            let error = ConnectionError(root_cause(&error));
+            anyhow::Error::new(error).context(Advice::new(message, hint))
+        })
     }
 
-    pub(crate) fn send(
-        &self,
-        request: RequestBuilder,
-    ) -> impl Future<Output = Result<Response>> + Send + use<> {
-        let (url, response) = (self.url.clone(), self.send_unchecked(request));
-        async move {
-            let response = response.await?;
-            if response.status().is_success()
-                || response.status() == StatusCode::SWITCHING_PROTOCOLS
-            {
-                return Ok(response);
-            }
-            let status = response.status();
-            // The response to HEAD has no body.
-            if response.content_length() == Some(0)
-                && let Some(problem) = problem_without_body(status, response.headers())
-            {
-                return Err(api_error(problem));
-            }
-            let problem: Problem = response.json().await.map_err(|_| {
-                let message = format!("{url} returned {status}, but not as a Harvest server");
-                Advice::new(message, "check --url or HARVEST_URL")
-            })?;
-            Err(api_error(problem))
+    pub(crate) async fn send(&self, request: RequestBuilder) -> Result<Response> {
+        let response = self.send_unchecked(request).await?;
+        let status = response.status();
+        if status.is_success() || status == StatusCode::SWITCHING_PROTOCOLS {
+            return Ok(response);
         }
+        // The response to HEAD has no body.
+        if response.content_length() == Some(0)
+            && let Some(problem) = problem_without_body(status, response.headers())
+        {
+            return Err(api_error(problem));
+        }
+        let problem: Problem = response.json().await.map_err(|_| {
+            let message = format!("{} returned {status}, but not as a Harvest server", self.url);
+            Advice::new(message, "check --url or HARVEST_URL")
+        })?;
+        Err(api_error(problem))
     }
 }
 
 /// A URL-encoded query string.
-pub(crate) fn query(pairs: &[(&str, &str)]) -> String {
+pub(crate) fn query(pairs: &[(&str, impl AsRef<str>)]) -> String {
     let mut url = reqwest::Url::parse("http://localhost/").expect("the URL is valid");
     url.query_pairs_mut().extend_pairs(pairs);
     url.query().unwrap_or_default().to_owned()

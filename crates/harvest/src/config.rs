@@ -73,18 +73,14 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-#[derive(Debug, thiserror::Error)]
-#[error("must be `text` or `json`")]
-pub(crate) struct LogFormatError;
-
 impl std::str::FromStr for LogFormat {
-    type Err = LogFormatError;
+    type Err = &'static str;
 
-    fn from_str(text: &str) -> Result<Self, LogFormatError> {
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text {
             "text" => Ok(Self::Text),
             "json" => Ok(Self::Json),
-            _ => Err(LogFormatError),
+            _ => Err("must be `text` or `json`"),
         }
     }
 }
@@ -167,15 +163,6 @@ impl Config {
     pub(crate) fn at(&self, home: &Path) -> Self {
         Self { home: home.to_owned(), url: None, token: None, ..self.clone() }
     }
-}
-
-/// Where a setting comes from, in order of precedence.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Source {
-    Flag,
-    Variable,
-    File,
-    Default,
 }
 
 /// The path of the file, and whether a flag or variable names it.

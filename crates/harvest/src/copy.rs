@@ -12,37 +12,35 @@ use crate::{
     Invocation,
     cli::units,
     printer::{Advice, count},
+    remote_fs::SandboxFiles,
 };
 
-/// Copies into a sandbox. `explain` turns an error of the remote side into the user's error.
-pub(crate) fn into_sandbox<F: RemoteFs>(
-    far: &mut F,
+pub(crate) fn into_sandbox(
+    files: &mut SandboxFiles,
     from: &Path,
     mut to: String,
     user: Option<&str>,
-    explain: fn(F::Error) -> anyhow::Error,
 ) -> Result<CopiedTree> {
-    let into = match far.stat(&to) {
+    let into = match files.stat(&to) {
         Ok(about) if about.kind == FileKind::Folder => true,
         // A link to a folder counts as a folder.
-        Ok(about) if about.kind == FileKind::Link => far.list_all(&to).is_ok(),
+        Ok(about) if about.kind == FileKind::Link => files.list_all(&to).is_ok(),
         Ok(_) => false,
-        Err(error) if F::is_missing(&error) => to.ends_with('/'),
-        Err(error) => return Err(explain(error)),
+        Err(error) if SandboxFiles::is_missing(&error) => to.ends_with('/'),
+        Err(error) => return Err(error),
     };
     if into {
         // `.` and `/` have no name: their contents are copied.
         let name = from.file_name().and_then(|name| name.to_str());
         to = name.map_or_else(|| to.clone(), |name| format!("{}/{name}", to.trim_end_matches('/')));
     }
-    copy_in(far, from, &to, user).map_err(explain)
+    copy_in(files, from, &to, user)
 }
 
-pub(crate) fn out_of_sandbox<F: RemoteFs>(
-    far: &mut F,
+pub(crate) fn out_of_sandbox(
+    files: &mut SandboxFiles,
     from: &str,
     mut to: PathBuf,
-    explain: fn(F::Error) -> anyhow::Error,
 ) -> Result<CopiedTree> {
     if to.is_dir() {
         let name =
@@ -53,16 +51,13 @@ pub(crate) fn out_of_sandbox<F: RemoteFs>(
         let hint = format!("create it with `mkdir -p {}`", to.display());
         bail!(Advice::new(format!("the folder {} does not exist", to.display()), hint));
     }
-    copy_out(far, from, &to).map_err(explain)
+    copy_out(files, from, &to)
 }
 
 /// Prints the result of a copy.
 pub(crate) fn report(ctx: &Invocation, copied: CopiedTree) -> Result<()> {
     let CopiedTree { files, bytes, skipped } = copied;
-    if ctx.print.json {
-        let document = json!({ "files": files, "bytes": bytes, "skipped": skipped });
-        ctx.print.result(&document, |_| String::new())?;
-    }
+    ctx.print.document(&json!({ "files": files, "bytes": bytes, "skipped": skipped }))?;
     ctx.print.note(format!("Copied {}, {}", count(files, "file"), units::bytes(bytes)));
     if skipped > 0 {
         ctx.print.warn(format!("skipped {} (sockets, pipes or devices)", count(skipped, "file")));

@@ -9,7 +9,7 @@ use harvest_proto::{Hint, SessionId};
 use harvest_store::{DatabaseUrl, Store};
 use serde::{Deserialize, Serialize};
 
-use crate::{config::Config, printer::Advice, server_process::write_private};
+use crate::{atomic_write::write_private, config::Config, printer::Advice};
 
 /// The database file of a home without a configured database.
 const OWN_FILE: &str = "harvest.db";

@@ -11,9 +11,10 @@ use tokio::sync::mpsc;
 
 use crate::{
     backend::Backend,
-    client::path_segment,
+    client::{path_segment, query},
     follow::Lines,
     printer::{Advice, ApiRefusal, Printer, human_elapsed, human_millis},
+    remote_fs::feed,
 };
 
 const BAR_CELLS: usize = 24;
@@ -142,43 +143,18 @@ async fn upload(
     max_bytes: u64,
     print: Printer,
 ) -> Result<Image> {
-    let source = percent_encode(source);
-    let path = format!("/v1/images/{}?max_bytes={max_bytes}&source={source}", path_segment(name)?);
+    let query = query(&[("max_bytes", &*max_bytes.to_string()), ("source", source)]);
+    let path = format!("/v1/images/{}?{query}", path_segment(name)?);
     let sent = RequestBody::Stream("application/x-tar", read_chunks(from));
     follow(backend.lines(Method::PUT, &path, sent).await?, print).await
 }
 
-fn percent_encode(text: &str) -> String {
-    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-/".contains(&byte);
-    let escaped = |byte: u8| {
-        if is_allowed(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }
-    };
-    text.bytes().map(escaped).collect()
-}
-
 /// Streams a reader from a separate thread, since reads may block.
 fn read_chunks(mut from: impl Read + Send + 'static) -> ByteStream {
-    let (sender, receiver) = mpsc::channel(2);
-    std::thread::spawn(move || {
-        loop {
-            let mut chunk = vec![0; CHUNK_BYTES];
-            let read = match from.read(&mut chunk) {
-                Ok(0) => return,
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
-                Ok(length) => {
-                    chunk.truncate(length);
-                    Ok(chunk)
-                }
-                Err(error) => Err(error),
-            };
-            let failed = read.is_err();
-            if sender.blocking_send(read).is_err() || failed {
-                return;
-            }
-        }
-    });
-    stream::unfold(receiver, |mut receiver| async move { Some((receiver.recv().await?, receiver)) })
-        .boxed()
+    let (sender, mut receiver) = mpsc::channel(2);
+    // The stream ends with the error, if there is one.
+    std::thread::spawn(move || feed(&mut from, CHUNK_BYTES, &sender));
+    stream::poll_fn(move |context| receiver.poll_recv(context)).boxed()
 }
 
 async fn follow(mut lines: Lines, print: Printer) -> Result<Image> {
@@ -215,7 +191,7 @@ impl BuildProgress {
                 self.step = format!("{index}/{total} {what}");
                 self.at = (index, total);
                 match self.print.shows_progress() {
-                    true => self.bar(self.fraction(), ""),
+                    true => self.bar(0.0, ""),
                     false => self.note(&format!("  Running {}", self.step)),
                 }
             }
@@ -227,7 +203,7 @@ impl BuildProgress {
             }
             ImageLine::Bytes { done, total } => self.bytes(done, total),
             ImageLine::Output { line } if self.print.verbose => self.note(&format!("  | {line}")),
-            ImageLine::Output { line } => self.bar(self.fraction(), &line),
+            ImageLine::Output { line } => self.bar(0.0, &line),
             ImageLine::StepCached { .. } | ImageLine::Made { .. } | ImageLine::Failed { .. } => {}
         }
     }
@@ -238,19 +214,15 @@ impl BuildProgress {
     }
 
     fn bytes(&self, done: u64, total: Option<u64>) {
-        let fraction =
+        let of_step =
             total.filter(|total| *total > 0).map_or(0.0, |total| done as f64 / total as f64);
+        self.bar(of_step, &format!("{} MB", done / 1_000_000));
+    }
+
+    /// `of_step` is the finished part of this step; the steps before it are done.
+    fn bar(&self, of_step: f64, detail: &str) {
         let (index, steps) = self.at;
-        let fraction = (index.saturating_sub(1) as f64 + fraction.min(1.0)) / steps as f64;
-        self.bar(fraction, &format!("{} MB", done / 1_000_000));
-    }
-
-    // The steps before this one are done.
-    fn fraction(&self) -> f64 {
-        self.at.0.saturating_sub(1) as f64 / self.at.1 as f64
-    }
-
-    fn bar(&self, fraction: f64, detail: &str) {
+        let fraction = (index.saturating_sub(1) as f64 + of_step.min(1.0)) / steps as f64;
         self.print.progress(&format!("  {} {}  {detail}", bar(fraction), self.step));
     }
 }
@@ -268,11 +240,6 @@ fn bar(fraction: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn any_text_is_percent_encoded() {
-        assert_eq!(percent_encode("/a b/ä&x=1.tar"), "/a%20b/%C3%A4%26x%3D1.tar");
-    }
 
     #[test]
     fn progress_bar_has_constant_width() {

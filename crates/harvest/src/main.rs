@@ -2,6 +2,7 @@
 //! result into an exit code.
 #![forbid(unsafe_code)]
 
+mod atomic_write;
 mod backend;
 mod blob_fetch;
 mod cli;
@@ -33,8 +34,10 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Parser;
+use harvest_proto::SessionId;
 
 use cli::{Cli, Command, GlobalFlags};
+use client::Client;
 use config::{Config, process_env};
 use printer::Printer;
 
@@ -43,6 +46,15 @@ pub(crate) struct Invocation {
     pub(crate) config: Config,
     pub(crate) flags: GlobalFlags,
     pub(crate) print: Printer,
+}
+
+impl Invocation {
+    /// The server, and the session that a user means.
+    pub(crate) async fn session(&self, typed: &str) -> Result<(Client, SessionId)> {
+        let client = Client::find(&self.config)?;
+        let id = resolve::session(&client, typed).await?;
+        Ok((client, id))
+    }
 }
 
 fn main() -> ExitCode {

@@ -103,6 +103,21 @@ impl Printer {
         }
     }
 
+    /// Prints a JSON document with `--json`, otherwise nothing.
+    pub(crate) fn document<T: Serialize>(&self, value: &T) -> Result<()> {
+        self.result(value, |_| String::new())
+    }
+
+    /// Prints a list as JSON, or as a table with a row per item.
+    pub(crate) fn list<T: Serialize, const N: usize>(
+        &self,
+        items: &[T],
+        headings: [&str; N],
+        row: impl FnMut(&T) -> [String; N],
+    ) -> Result<()> {
+        self.result(&items, |items| table(headings, items.iter().map(row)))
+    }
+
     /// Prints one item of a stream as a line of JSON.
     pub(crate) fn item<T: Serialize>(&self, value: &T) -> Result<()> {
         write_out(&sanitize_json(serde_json::to_string(value)? + "\n"))
@@ -242,20 +257,19 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
 }
 
 /// Formats rows under headings. The last column is not padded.
-pub(crate) fn table(headings: &[&str], rows: &[Vec<String>]) -> String {
-    let rows: Vec<Vec<String>> =
-        rows.iter().map(|row| row.iter().map(|cell| sanitize_line(cell)).collect()).collect();
-    let width = |column: usize| {
-        let cells = rows.iter().map(|row| row[column].chars().count());
-        cells.chain([headings[column].chars().count()]).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..headings.len()).map(width).collect();
-    let line = |cells: &[String]| {
-        let padded = cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
+pub(crate) fn table<const N: usize>(
+    headings: [&str; N],
+    rows: impl IntoIterator<Item = [String; N]>,
+) -> String {
+    let rows = rows.into_iter().map(|row| row.map(|cell| sanitize_line(&cell)));
+    let rows: Vec<[String; N]> = std::iter::once(headings.map(str::to_owned)).chain(rows).collect();
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
+    let widths: [usize; N] = std::array::from_fn(|column| width(column).unwrap_or(0));
+    let line = |cells: &[String; N]| {
+        let padded = cells.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}"));
         padded.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
     };
-    let head: Vec<String> = headings.iter().map(|heading| (*heading).to_owned()).collect();
-    std::iter::once(line(&head)).chain(rows.iter().map(|row| line(row))).collect()
+    rows.iter().map(line).collect()
 }
 
 /// `1 file`, `2 files`.
@@ -316,13 +330,13 @@ mod tests {
 
     #[test]
     fn table_cells_are_single_line() {
-        let rows = [vec!["a\nb".into(), "\x1b[31mred".into()]];
-        assert_eq!(table(&["ID", "TITLE"], &rows), "ID   TITLE\na b  red\n");
+        let rows = [["a\nb".into(), "\x1b[31mred".into()]];
+        assert_eq!(table(["ID", "TITLE"], rows), "ID   TITLE\na b  red\n");
     }
 
     #[test]
     fn table_columns_line_up() {
-        let rows = [vec!["a".into(), "long cell".into()], vec!["bbb".into(), "c".into()]];
-        assert_eq!(table(&["ID", "TITLE"], &rows), "ID   TITLE\na    long cell\nbbb  c\n");
+        let rows = [["a".into(), "long cell".into()], ["bbb".into(), "c".into()]];
+        assert_eq!(table(["ID", "TITLE"], rows), "ID   TITLE\na    long cell\nbbb  c\n");
     }
 }

@@ -201,10 +201,14 @@ fn free_name(name: &str, naming: NameConflict, known: &[Repository]) -> String {
         let mut local = known.iter().filter(|known| known.name.owner() == LOCAL_OWNER);
         local.any(|known| known.name.name() == name)
     };
-    let free = |name: &String| naming == NameConflict::Refuse || !is_taken(name);
-    let numbered = (2..).map(|number| format!("{name}-{number}"));
+    first_free(name, '-', |name| naming != NameConflict::Refuse && is_taken(name))
+}
+
+/// The name, with a number if it is taken.
+fn first_free(name: &str, separator: char, is_taken: impl Fn(&str) -> bool) -> String {
+    let numbered = (2..).map(|number| format!("{name}{separator}{number}"));
     let mut names = std::iter::once(name.to_owned()).chain(numbered);
-    names.find(free).expect("there are more numbers than repositories")
+    names.find(|name| !is_taken(name)).expect("there are more numbers than repositories")
 }
 
 /// The secret's name of a repository. Different repository names can give the same secret name,
@@ -214,12 +218,9 @@ fn secret_name(repository: &RepositoryName, known: &[Repository]) -> String {
         if letter.is_ascii_alphanumeric() { letter.to_ascii_uppercase() } else { '_' }
     };
     let name = format!("FORGE_{}", repository.name().chars().map(letter).collect::<String>());
-    let taken = |name: &str| {
+    first_free(&name, '_', |name| {
         known.iter().any(|known| known.name != *repository && known.secret.as_deref() == Some(name))
-    };
-    let numbered = (2..).map(|number| format!("{name}_{number}"));
-    let mut names = std::iter::once(name.clone()).chain(numbered);
-    names.find(|name| !taken(name)).expect("there are more numbers than repositories")
+    })
 }
 
 /// The git repository around `folder`, if this user owns it: a repository of another user further

@@ -10,7 +10,6 @@ use anyhow::{Context, Result};
 use futures_util::StreamExt;
 use harvest_engine::supervisor_client::RemoteFs;
 use harvest_proto::{
-    SandboxId, SessionId,
     api::Page,
     bridge::{FileKind, FileStat},
 };
@@ -20,7 +19,6 @@ use tokio::{runtime::Handle, sync::mpsc, task::JoinHandle};
 
 use crate::{
     backend::{self, Backend},
-    client::Client,
     printer::ApiRefusal,
 };
 
@@ -38,18 +36,9 @@ pub(crate) struct SandboxFiles {
 }
 
 impl SandboxFiles {
-    pub(crate) fn of_session(client: Client, session: &SessionId) -> Self {
-        let backend = Arc::new(Backend::from_client(client));
-        Self { backend, route: format!("/v1/sessions/{session}/files"), runtime: Handle::current() }
-    }
-
-    pub(crate) fn of_sandbox(backend: Backend, sandbox: &SandboxId) -> Self {
-        let backend = Arc::new(backend);
-        Self {
-            backend,
-            route: format!("/v1/sandboxes/{sandbox}/files"),
-            runtime: Handle::current(),
-        }
+    /// `route` is the path of the sandbox's files in the API.
+    pub(crate) fn new(backend: Backend, route: String) -> Self {
+        Self { backend: Arc::new(backend), route, runtime: Handle::current() }
     }
 
     fn path(&self, query: &[(&str, &str)]) -> String {
@@ -141,7 +130,7 @@ impl RemoteFs for SandboxFiles {
         let chunks = futures_util::stream::poll_fn(move |context| receiver.poll_recv(context));
         let sent = RequestBody::Stream("application/octet-stream", chunks.boxed());
         let sent = self.put(path, &[("mode", &format!("{mode:o}"))], user, sent);
-        let fed = feed(from, &sender);
+        let fed = feed(from, CHUNK_BYTES, &sender);
         drop(sender);
         let answer = self.runtime.block_on(sent)?;
         // A local read error is the cause of the server's error.
@@ -167,9 +156,13 @@ impl RemoteFs for SandboxFiles {
 }
 
 /// Sends a file in chunks. The receiver is gone when the server has refused the upload.
-fn feed(from: &mut dyn Read, to: &mpsc::Sender<io::Result<Vec<u8>>>) -> io::Result<()> {
+pub(crate) fn feed(
+    from: &mut dyn Read,
+    max_chunk: usize,
+    to: &mpsc::Sender<io::Result<Vec<u8>>>,
+) -> io::Result<()> {
     loop {
-        let mut chunk = vec![0; CHUNK_BYTES];
+        let mut chunk = vec![0; max_chunk];
         match from.read(&mut chunk) {
             Ok(0) => return Ok(()),
             Ok(count) => {
@@ -181,7 +174,8 @@ fn feed(from: &mut dyn Read, to: &mpsc::Sender<io::Result<Vec<u8>>>) -> io::Resu
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => {
                 // Abort the request: a regular end would leave half a file.
-                let _ = to.blocking_send(Err(error.kind().into()));
+                let same = error.raw_os_error().map(io::Error::from_raw_os_error);
+                let _ = to.blocking_send(Err(same.unwrap_or_else(|| error.kind().into())));
                 return Err(error);
             }
         }
@@ -248,7 +242,7 @@ mod tests {
             }
         }
         let (sender, mut receiver) = mpsc::channel(CHUNKS_IN_FLIGHT);
-        assert!(feed(&mut FailingReader, &sender).is_err());
+        assert!(feed(&mut FailingReader, CHUNK_BYTES, &sender).is_err());
         assert!(receiver.try_recv().unwrap().is_err());
     }
 }

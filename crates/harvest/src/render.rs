@@ -42,7 +42,7 @@ pub(crate) struct Renderer {
     /// Whether lines name their repository.
     many_repositories: bool,
     /// Whether tool output is shown in full.
-    full: bool,
+    pub(crate) full: bool,
 }
 
 impl Renderer {
@@ -52,11 +52,6 @@ impl Renderer {
 
     pub(crate) fn session(&mut self, session: &Session) {
         self.many_repositories = session.repositories.len() > 1;
-    }
-
-    /// Shows tool output in full.
-    pub(crate) fn full(&mut self) {
-        self.full = true;
     }
 
     pub(crate) fn event(&mut self, event: &Event) -> Vec<Piece> {

@@ -8,16 +8,6 @@ use harvest_proto::{
 
 use crate::{backend::Backend, client::Client, printer::Advice};
 
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum ResolveError {
-    #[error("there is no {what} yet")]
-    NoneExist { what: &'static str },
-    #[error("no {what} matches `{typed}`")]
-    NoMatch { what: &'static str, typed: String },
-    #[error("`{typed}` is ambiguous: {}", .ids.join(", "))]
-    Ambiguous { typed: String, ids: Vec<String> },
-}
-
 pub(crate) async fn session(client: &Client, typed: &str) -> Result<SessionId> {
     // The server checks whether a full id exists.
     if let Ok(id) = typed.parse() {
@@ -27,21 +17,18 @@ pub(crate) async fn session(client: &Client, typed: &str) -> Result<SessionId> {
     if let Some(named) = sessions.iter().find(|session| session.key.as_deref() == Some(typed)) {
         return Ok(named.id.clone());
     }
-    let ids: Vec<SessionId> = sessions.into_iter().map(|session| session.id).collect();
-    let found = pick("session", SessionId::PREFIX, typed, &ids);
-    found.map_err(|error| Advice::new(error.to_string(), "`harvest ls` lists sessions").into())
+    let ids = sessions.into_iter().map(|session| session.id);
+    let picked = pick("session", SessionId::PREFIX, typed, ids);
+    advise(picked, "`harvest ls` lists sessions")
 }
 
 pub(crate) async fn prompt(client: &Client, session: &SessionId, typed: &str) -> Result<PromptId> {
     if let Ok(id) = typed.parse() {
         return Ok(id);
     }
-    let ids: Vec<PromptId> =
-        client.prompts(session).await?.into_iter().map(|prompt| prompt.id).collect();
-    let found = pick("prompt", PromptId::PREFIX, typed, &ids);
-    found.map_err(|error| {
-        Advice::new(error.to_string(), format!("`harvest queue ls {session}` lists prompts")).into()
-    })
+    let ids = client.prompts(session).await?.into_iter().map(|prompt| prompt.id);
+    let picked = pick("prompt", PromptId::PREFIX, typed, ids);
+    advise(picked, &format!("`harvest queue ls {session}` lists prompts"))
 }
 
 pub(crate) async fn sandbox(backend: &Backend, typed: &str) -> Result<SandboxId> {
@@ -55,12 +42,9 @@ pub(crate) async fn sandbox(backend: &Backend, typed: &str) -> Result<SandboxId>
 /// Like [`sandbox`], from a list.
 pub(crate) fn sandbox_of(list: &SandboxList, typed: &str) -> Result<SandboxId> {
     let known = list.items.iter().map(|sandbox| sandbox.id.clone());
-    let ids: Vec<SandboxId> =
-        known.chain(list.damaged.iter().map(|damaged| damaged.id.clone())).collect();
-    let found = pick("sandbox", SandboxId::PREFIX, typed, &ids);
-    found.map_err(|error| {
-        Advice::new(error.to_string(), "`harvest sandbox ls` lists sandboxes").into()
-    })
+    let ids = known.chain(list.damaged.iter().map(|damaged| damaged.id.clone()));
+    let picked = pick("sandbox", SandboxId::PREFIX, typed, ids);
+    advise(picked, "`harvest sandbox ls` lists sandboxes")
 }
 
 pub(crate) async fn snapshot(backend: &Backend, typed: &str) -> Result<SnapshotId> {
@@ -68,36 +52,36 @@ pub(crate) async fn snapshot(backend: &Backend, typed: &str) -> Result<SnapshotI
         return Ok(id);
     }
     let page: Page<StoredSnapshot> = backend.get("/v1/snapshots").await?;
-    let ids: Vec<SnapshotId> = page.items.into_iter().map(|snapshot| snapshot.id).collect();
-    let found = pick("snapshot", SnapshotId::PREFIX, typed, &ids);
-    found.map_err(|error| {
-        Advice::new(error.to_string(), "`harvest snapshot ls` lists snapshots").into()
-    })
+    let ids = page.items.into_iter().map(|snapshot| snapshot.id);
+    let picked = pick("snapshot", SnapshotId::PREFIX, typed, ids);
+    advise(picked, "`harvest snapshot ls` lists snapshots")
 }
 
-/// `ids` is sorted by age, newest first.
+fn advise<Id>(picked: Result<Id, String>, hint: &str) -> Result<Id> {
+    picked.map_err(|message| Advice::new(message, hint).into())
+}
+
+/// `ids` is sorted by age, newest first. The error is the message.
 fn pick<Id: Clone + ToString>(
-    what: &'static str,
+    what: &str,
     prefix: &str,
     typed: &str,
-    ids: &[Id],
-) -> Result<Id, ResolveError> {
+    mut ids: impl Iterator<Item = Id>,
+) -> Result<Id, String> {
     if typed == "-" {
-        return ids.first().cloned().ok_or(ResolveError::NoneExist { what });
+        return ids.next().ok_or_else(|| format!("there is no {what} yet"));
     }
-    let start = match typed.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('_')) {
-        Some(part) => part,
-        None => typed,
-    };
+    let part = typed.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('_'));
+    let start = part.unwrap_or(typed);
     let prefix = format!("{prefix}_{start}");
-    let matching: Vec<&Id> = ids.iter().filter(|id| id.to_string().starts_with(&prefix)).collect();
-    match matching[..] {
+    let matching: Vec<Id> = ids.filter(|id| id.to_string().starts_with(&prefix)).collect();
+    match &matching[..] {
         // An empty prefix matches everything and is ambiguous.
         [id] if !start.is_empty() => Ok(id.clone()),
-        [] => Err(ResolveError::NoMatch { what, typed: typed.to_owned() }),
+        [] => Err(format!("no {what} matches `{typed}`")),
         _ => {
-            let ids = matching.iter().take(5).map(|id| id.to_string()).collect();
-            Err(ResolveError::Ambiguous { typed: typed.to_owned(), ids })
+            let ids: Vec<String> = matching.iter().take(5).map(Id::to_string).collect();
+            Err(format!("`{typed}` is ambiguous: {}", ids.join(", ")))
         }
     }
 }
@@ -120,14 +104,14 @@ pub(crate) fn at_turn(typed: &str) -> Result<(&str, Option<u32>)> {
 mod tests {
     use super::*;
 
-    fn ids() -> Vec<SessionId> {
+    fn ids() -> impl Iterator<Item = SessionId> {
         ["ses_4kq2aaaaaaaa", "ses_4kq9aaaaaaaa", "ses_b81xaaaaaaaa"]
             .map(|id| id.parse().unwrap())
-            .into()
+            .into_iter()
     }
 
-    fn picked(typed: &str) -> Result<String, ResolveError> {
-        pick("session", "ses", typed, &ids()).map(|id| id.to_string())
+    fn picked(typed: &str) -> Result<String, String> {
+        pick("session", "ses", typed, ids()).map(|id| id.to_string())
     }
 
     #[test]
@@ -139,18 +123,18 @@ mod tests {
 
     #[test]
     fn ambiguous_or_unknown_prefix_is_refused() {
-        assert!(
-            matches!(picked("4kq"), Err(ResolveError::Ambiguous { ids, .. }) if ids.len() == 2)
-        );
-        assert!(matches!(picked("zzz"), Err(ResolveError::NoMatch { .. })));
-        assert!(matches!(picked(""), Err(ResolveError::Ambiguous { .. })));
-        assert!(matches!(picked("ses_"), Err(ResolveError::Ambiguous { .. })));
+        let ambiguous = "`4kq` is ambiguous: ses_4kq2aaaaaaaa, ses_4kq9aaaaaaaa";
+        assert_eq!(picked("4kq").unwrap_err(), ambiguous);
+        assert_eq!(picked("zzz").unwrap_err(), "no session matches `zzz`");
+        for empty in ["", "ses_"] {
+            assert!(picked(empty).unwrap_err().contains("is ambiguous"), "{empty}");
+        }
     }
 
     #[test]
     fn empty_prefix_never_resolves() {
-        assert!(pick::<SessionId>("session", "ses", "-", &[]).is_err());
-        assert!(pick("session", "ses", "", &ids()[..1]).is_err());
+        assert!(pick::<SessionId>("session", "ses", "-", std::iter::empty()).is_err());
+        assert!(pick("session", "ses", "", ids().take(1)).is_err());
     }
 
     #[test]

@@ -4,7 +4,6 @@
 use std::{
     collections::BTreeMap,
     fs::{self, File},
-    io::Write,
     net::SocketAddr,
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
@@ -33,6 +32,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    atomic_write::write_private,
     client::{Client, ServerFile},
     config::{Config, process_env},
     database, log,
@@ -73,7 +73,7 @@ pub(crate) enum ShutdownMode {
 
 /// A server that accepts requests.
 pub(crate) struct RunningServer {
-    home: PathBuf,
+    config: Config,
     url: String,
     token: Secret<String>,
     token_is_new: bool,
@@ -83,7 +83,6 @@ pub(crate) struct RunningServer {
     store: Store,
     shutdown: CancellationToken,
     task: JoinHandle<std::io::Result<()>>,
-    server_file: PathBuf,
     // Held while this process owns the home.
     _home_lock: File,
 }
@@ -113,11 +112,10 @@ impl RunningServer {
             connections: usize::try_from(config.max_connections.max(1)).unwrap_or(usize::MAX),
         });
         let task = tokio::spawn(harvest_server::serve(listener, state));
-        let server_file = config.server_file();
         let record = serde_json::to_vec(&ServerFile { url: url.clone(), pid: std::process::id() })?;
-        write_private(&server_file, &record)?;
+        write_private(&config.server_file(), &record)?;
         Ok(Self {
-            home,
+            config,
             url,
             token,
             token_is_new,
@@ -127,7 +125,6 @@ impl RunningServer {
             store,
             shutdown,
             task,
-            server_file,
             _home_lock: home_lock,
         })
     }
@@ -137,7 +134,7 @@ impl RunningServer {
     }
 
     pub(crate) fn home(&self) -> &Path {
-        &self.home
+        &self.config.home
     }
 
     pub(crate) fn forge(&self) -> &LocalForge {
@@ -157,7 +154,7 @@ impl RunningServer {
     /// home.
     pub(crate) async fn shut_down(self, mode: ShutdownMode) -> Result<()> {
         // First, so that no client finds a server that is shutting down.
-        let _ = fs::remove_file(&self.server_file);
+        let _ = fs::remove_file(self.config.server_file());
         self.sessions.stop_admitting();
         // Before the HTTP server stops, so that clients that follow a session see the pause.
         if mode == ShutdownMode::PauseSessions {
@@ -405,21 +402,4 @@ async fn listen(address: SocketAddr) -> Result<TcpListener> {
         anyhow::Error::new(error).context(Advice::new(format!("cannot listen on {address}"), hint))
     })?;
     Ok(listener)
-}
-
-/// Writes a file atomically, readable only by its owner.
-pub(crate) fn write_private(path: &Path, bytes: &[u8]) -> Result<()> {
-    let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
-    let write = || -> std::io::Result<()> {
-        let mut file = fs::OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&temporary)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&temporary, path)
-    };
-    write().with_context(|| format!("cannot write {}", path.display()))
 }

@@ -2,14 +2,12 @@
 
 use std::{
     fs,
-    io::Write,
-    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, Result};
 
-use crate::{config::process_env, printer::Advice};
+use crate::{atomic_write, config::process_env, printer::Advice};
 
 /// The supervisor binary, if it existed at build time.
 const BYTES: Option<&[u8]> = include!(concat!(env!("OUT_DIR"), "/supervisor.rs"));
@@ -42,16 +40,6 @@ fn override_path() -> Option<PathBuf> {
 /// Writes the file atomically and durably.
 fn write(folder: &Path, path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     fs::create_dir_all(folder)?;
-    let temporary = folder.join(format!(".harvest-supervisor.{}", std::process::id()));
-    let mut file = fs::OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o755)
-        .open(&temporary)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    drop(file);
-    fs::rename(&temporary, path)?;
+    atomic_write::write(path, bytes, 0o755)?;
     fs::File::open(folder)?.sync_all()
 }

@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Subcommand, ValueEnum};
 use harvest_engine::VolumeName;
-use harvest_proto::api::{self, SandboxLimits, SandboxNetwork, VolumeMount};
+use harvest_proto::api::{SandboxLimits, SandboxNetwork, VolumeMount};
 
 use super::{
     inside::ShellArgs,
@@ -72,10 +72,6 @@ impl LimitFlags {
             lifetime_secs: None,
         }
     }
-
-    pub(crate) fn is_any_set(&self) -> bool {
-        self.memory.is_some() || self.cpus.is_some() || self.pids.is_some() || self.disk.is_some()
-    }
 }
 
 /// The network of a standalone sandbox.
@@ -92,24 +88,6 @@ impl Net {
         match self {
             Self::None => SandboxNetwork::None,
             Self::Host => SandboxNetwork::Host,
-        }
-    }
-}
-
-/// The language of `--code`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Language {
-    Python,
-    Node,
-    Bash,
-}
-
-impl From<Language> for api::Language {
-    fn from(language: Language) -> Self {
-        match language {
-            Language::Python => Self::Python,
-            Language::Node => Self::Node,
-            Language::Bash => Self::Bash,
         }
     }
 }
@@ -150,8 +128,8 @@ pub(crate) struct ExecArgs {
     #[arg(long, value_name = "TEXT", requires = "lang")]
     pub(crate) code: Option<String>,
     /// The language of the code
-    #[arg(long, value_name = "LANGUAGE", value_enum, requires = "code")]
-    pub(crate) lang: Option<Language>,
+    #[arg(long, value_name = "LANGUAGE", value_parser = ["python", "node", "bash"], requires = "code")]
+    pub(crate) lang: Option<String>,
     /// The command and its arguments
     #[arg(required_unless_present = "code", last = true)]
     pub(crate) command: Vec<String>,

@@ -7,7 +7,7 @@ use futures_util::{
     Stream, StreamExt, TryStreamExt,
     stream::{self, LocalBoxStream},
 };
-use harvest_proto::SessionId;
+use harvest_proto::{Event, SessionId, api::Page};
 use reqwest::Method;
 
 use super::Client;
@@ -33,7 +33,8 @@ impl Client {
             let (client, id) = (client.clone(), id.clone());
             async move {
                 let Some(after) = after else { return anyhow::Ok(None) };
-                let page = client.events(&id, after).await?;
+                let path = format!("/v1/sessions/{id}/events?after={after}&limit=1000");
+                let page: Page<Event> = client.get(&path).await?;
                 let last =
                     page.items.last().filter(|_| page.next_cursor.is_some()).map(|event| event.seq);
                 let updates =

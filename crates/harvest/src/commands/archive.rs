@@ -4,18 +4,17 @@ use anyhow::Result;
 use harvest_proto::{EventBody, api::SessionState};
 
 use super::{FAILED, watch};
-use crate::{Invocation, cli::SessionArg, client::Client, resolve};
+use crate::{Invocation, cli::SessionArg};
 
 pub(crate) async fn run(ctx: &Invocation, args: &SessionArg) -> Result<u8> {
-    let client = Client::find(&ctx.config)?;
-    let id = resolve::session(&client, &args.session).await?;
+    let (client, id) = ctx.session(&args.session).await?;
     let mut session = client.post_verb(&id, "archive").await?;
     if session.state != SessionState::Archived {
         // The session's disk is saved first.
         watch::until(&client, &id, session.seq, archived_or_failed).await?;
         session = client.session(&id).await?;
     }
-    ctx.print.result(&session, |_| String::new())?;
+    ctx.print.document(&session)?;
     if session.state != SessionState::Archived {
         ctx.print.note(format!(
             "{id} is not archived: {} ({})",

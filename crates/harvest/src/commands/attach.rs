@@ -3,14 +3,13 @@
 use anyhow::Result;
 
 use super::watch::{self, StopWhen};
-use crate::{Invocation, cli::SessionArg, client::Client, resolve};
+use crate::{Invocation, cli::SessionArg};
 
 /// Earlier events that are shown as context.
 const CONTEXT_EVENTS: u64 = 200;
 
 pub(crate) async fn run(ctx: &Invocation, args: &SessionArg) -> Result<u8> {
-    let client = Client::find(&ctx.config)?;
-    let id = resolve::session(&client, &args.session).await?;
+    let (client, id) = ctx.session(&args.session).await?;
     let session = client.session(&id).await?;
     ctx.print.note(format!(
         "Attached to {id}, {} (Ctrl-C detaches; the session keeps running)",

@@ -163,7 +163,7 @@ fn log_tail(path: &Path, before: u64) -> io::Result<String> {
 pub(crate) async fn down(ctx: &Invocation) -> Result<u8> {
     let config = &ctx.config;
     let Ok(server) = client::local(config) else {
-        ctx.print.result(&json!({ "ended": null }), |_| String::new())?;
+        ctx.print.document(&json!({ "ended": null }))?;
         ctx.print.note("No server is running");
         return Ok(0);
     };
@@ -192,7 +192,7 @@ pub(crate) async fn down(ctx: &Invocation) -> Result<u8> {
     .await?
     .context("cannot wait for the server")?;
     let time = human_elapsed(began);
-    ctx.print.result(&json!({ "ended": server.pid }), |_| String::new())?;
+    ctx.print.document(&json!({ "ended": server.pid }))?;
     ctx.print.note(format!("Stopped in {time}"));
     Ok(0)
 }

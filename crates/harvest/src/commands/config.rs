@@ -6,7 +6,7 @@ use crate::{
     Invocation,
     cli::ConfigArgs,
     config::{origin::settings, process_env},
-    printer::{Advice, table},
+    printer::Advice,
 };
 
 pub(crate) fn run(ctx: &Invocation, args: &ConfigArgs) -> Result<u8> {
@@ -22,11 +22,8 @@ pub(crate) fn run(ctx: &Invocation, args: &ConfigArgs) -> Result<u8> {
         ctx.print.result(setting, |setting| format!("{}\n", setting.value))?;
         return Ok(0);
     }
-    let row = |setting: &crate::config::origin::Setting| {
-        vec![setting.key.clone(), setting.value.clone(), setting.from.clone()]
-    };
-    ctx.print.result(&settings, |settings| {
-        table(&["KEY", "VALUE", "FROM"], &settings.iter().map(row).collect::<Vec<_>>())
+    ctx.print.list(&settings, ["KEY", "VALUE", "FROM"], |setting| {
+        [setting.key.clone(), setting.value.clone(), setting.from.clone()]
     })?;
     Ok(0)
 }

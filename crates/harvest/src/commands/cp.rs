@@ -1,6 +1,6 @@
 //! `harvest cp`: copies files between this machine and a session's sandbox or a standalone sandbox.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use harvest_engine::supervisor_client::{CopiedTree, RemoteFs};
@@ -13,7 +13,6 @@ use crate::{
     Invocation,
     backend::Backend,
     cli::{CopySide, CpArgs},
-    client::Client,
     copy,
     printer::{Advice, write_bytes},
     remote_fs::SandboxFiles,
@@ -27,9 +26,10 @@ pub(crate) async fn run(ctx: &Invocation, args: CpArgs) -> Result<u8> {
         job.run(ctx, files, user, args.recursive).await?;
         return Ok(0);
     }
-    let client = Client::find(&ctx.config)?;
-    let session = resolve::session(&client, &target).await?;
-    job.run(ctx, SandboxFiles::of_session(client, &session), args.user, args.recursive).await?;
+    let (client, session) = ctx.session(&target).await?;
+    let route = format!("/v1/sessions/{session}/files");
+    let files = SandboxFiles::new(Backend::from_client(client), route);
+    job.run(ctx, files, args.user, args.recursive).await?;
     Ok(0)
 }
 
@@ -58,30 +58,22 @@ async fn of_sandbox(
         let hint = format!("`harvest sandbox start {id}` starts it with its disk");
         bail!(Advice::new(format!("{id} is not running"), hint));
     }
-    Ok((SandboxFiles::of_sandbox(backend, &id), user.or(Some(sandbox.user))))
+    let files = SandboxFiles::new(backend, format!("/v1/sandboxes/{id}/files"));
+    Ok((files, user.or(Some(sandbox.user))))
 }
 
 #[derive(Debug, PartialEq, Eq)]
 enum CopyJob {
     In { from: PathBuf, to: String },
-    InFromStdin { to: String },
     Out { from: String, to: PathBuf },
-    OutToStdout { from: String },
 }
 
 impl CopyJob {
     /// Parses both sides; returns the session or sandbox and the job.
     fn parse(from: &str, to: &str) -> Result<(String, Self)> {
-        let stream = |side: &str| side == "-";
         Ok(match (CopySide::parse(from), CopySide::parse(to)) {
-            (CopySide::Local(_), CopySide::Sandbox { sandbox, path }) if stream(from) => {
-                (sandbox, Self::InFromStdin { to: path })
-            }
             (CopySide::Local(from), CopySide::Sandbox { sandbox, path }) => {
                 (sandbox, Self::In { from, to: path })
-            }
-            (CopySide::Sandbox { sandbox, path }, CopySide::Local(_)) if stream(to) => {
-                (sandbox, Self::OutToStdout { from: path })
             }
             (CopySide::Sandbox { sandbox, path }, CopySide::Local(to)) => {
                 (sandbox, Self::Out { from: path, to })
@@ -120,18 +112,16 @@ impl CopyJob {
 
     /// The message of a failed copy.
     fn failure(&self) -> String {
+        let shown = |path: &Path, stream: &str| match is_stream(path) {
+            true => stream.to_owned(),
+            false => path.display().to_string(),
+        };
         match self {
             Self::In { from, to } => {
-                format!("cannot copy {} to {to} in the sandbox", from.display())
-            }
-            Self::InFromStdin { to } => {
-                format!("cannot copy standard input to {to} in the sandbox")
+                format!("cannot copy {} to {to} in the sandbox", shown(from, "standard input"))
             }
             Self::Out { from, to } => {
-                format!("cannot copy {from} from the sandbox to {}", to.display())
-            }
-            Self::OutToStdout { from } => {
-                format!("cannot copy {from} from the sandbox to standard output")
+                format!("cannot copy {from} from the sandbox to {}", shown(to, "standard output"))
             }
         }
     }
@@ -142,30 +132,34 @@ impl CopyJob {
         user: Option<&str>,
         recursive: bool,
     ) -> Result<Option<CopiedTree>> {
-        let explain = |error| error;
         match self {
+            Self::In { from, to } if is_stream(&from) => {
+                let mut stdin = CountingStdin { bytes: 0 };
+                remote.write(&to, 0o644, user, &mut stdin)?;
+                Ok(Some(CopiedTree { files: 1, bytes: stdin.bytes, skipped: 0 }))
+            }
             Self::In { from, to } => {
                 let is_folder = std::fs::symlink_metadata(&from)
                     .with_context(|| format!("cannot read {}", from.display()))?
                     .is_dir();
                 require_recursive(is_folder, recursive, &from.display().to_string())?;
-                copy::into_sandbox(remote, &from, to, user, explain).map(Some)
+                copy::into_sandbox(remote, &from, to, user).map(Some)
             }
-            Self::Out { from, to } => {
-                require_recursive(remote.stat(&from)?.kind == FileKind::Folder, recursive, &from)?;
-                copy::out_of_sandbox(remote, &from, to, explain).map(Some)
-            }
-            Self::InFromStdin { to } => {
-                let mut stdin = CountingStdin { bytes: 0 };
-                remote.write(&to, 0o644, user, &mut stdin)?;
-                Ok(Some(CopiedTree { files: 1, bytes: stdin.bytes, skipped: 0 }))
-            }
-            Self::OutToStdout { from } => {
+            Self::Out { from, to } if is_stream(&to) => {
                 remote.read(&from, &mut Stdout)?;
                 Ok(None)
             }
+            Self::Out { from, to } => {
+                require_recursive(remote.stat(&from)?.kind == FileKind::Folder, recursive, &from)?;
+                copy::out_of_sandbox(remote, &from, to).map(Some)
+            }
         }
     }
+}
+
+/// Whether the local side is standard input or output.
+fn is_stream(path: &Path) -> bool {
+    path.as_os_str() == "-"
 }
 
 fn require_recursive(is_folder: bool, recursive: bool, path: &str) -> Result<()> {
@@ -214,10 +208,13 @@ mod tests {
     fn copy_needs_one_local_and_one_sandbox_side() {
         let out = CopyJob::Out { from: "/a".into(), to: ".".into() };
         assert_eq!(of("ses_4:/a", "."), Some(("ses_4".into(), out)));
-        assert_eq!(of("-", ":/a"), Some(("-".into(), CopyJob::InFromStdin { to: "/a".into() })));
+        assert_eq!(
+            of("-", ":/a"),
+            Some(("-".into(), CopyJob::In { from: "-".into(), to: "/a".into() }))
+        );
         assert_eq!(
             of("4k:/a", "-"),
-            Some(("4k".into(), CopyJob::OutToStdout { from: "/a".into() }))
+            Some(("4k".into(), CopyJob::Out { from: "/a".into(), to: "-".into() }))
         );
         assert_eq!((of("a", "b"), of("x:/a", "y:/b"), of("-", "-")), (None, None, None));
     }

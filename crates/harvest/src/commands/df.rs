@@ -23,9 +23,9 @@ pub(crate) async fn run(ctx: &Invocation) -> Result<u8> {
         sessions: retention_report::fetch(ctx).await?,
     };
     ctx.print.result(&document, |document| {
-        let mut text = table(&["WHAT", "NUMBER", "SIZE"], &totals(document));
+        let mut text = table(["WHAT", "NUMBER", "SIZE"], totals(document));
         if ctx.print.verbose {
-            text += &format!("\n{}", table(&["WHAT", "NAME", "SIZE"], &items(&document.usage)));
+            text += &format!("\n{}", table(["WHAT", "NAME", "SIZE"], items(&document.usage)));
             if let Some(sessions) = &document.sessions {
                 text += &format!("\n{}", retention_report::text(sessions));
             }
@@ -52,10 +52,10 @@ pub(crate) async fn run(ctx: &Invocation) -> Result<u8> {
     Ok(0)
 }
 
-fn totals(DfDocument { usage, sessions }: &DfDocument) -> Vec<Vec<String>> {
+fn totals(DfDocument { usage, sessions }: &DfDocument) -> Vec<[String; 3]> {
     let sandboxes = usage.sandboxes.iter().map(|sandbox| sandbox.bytes).sum();
     let row = |what: &str, number: Option<usize>, size: u64| {
-        vec![
+        [
             what.to_owned(),
             number.map_or_else(|| "–".to_owned(), |number| number.to_string()),
             bytes(size),
@@ -76,8 +76,8 @@ fn totals(DfDocument { usage, sessions }: &DfDocument) -> Vec<Vec<String>> {
     rows
 }
 
-fn items(usage: &DiskUsage) -> Vec<Vec<String>> {
-    let row = |what: &str, name: String, size: u64| vec![what.to_owned(), name, bytes(size)];
+fn items(usage: &DiskUsage) -> Vec<[String; 3]> {
+    let row = |what: &str, name: String, size: u64| [what.to_owned(), name, bytes(size)];
     let images = usage.images.iter().map(|image| row("image", image.name.clone(), image.bytes));
     let snapshots = usage
         .snapshots

@@ -11,9 +11,7 @@ use crate::{
         DiffArgs,
         units::{TurnRange, bytes},
     },
-    client::Client,
     printer::count,
-    resolve,
     sanitize::sanitize_line,
 };
 
@@ -21,17 +19,17 @@ use crate::{
 const BAR_CELLS: u64 = 40;
 
 pub(crate) async fn run(ctx: &Invocation, args: &DiffArgs) -> Result<u8> {
-    let client = Client::find(&ctx.config)?;
-    let id = resolve::session(&client, &args.session).await?;
+    let (client, id) = ctx.session(&args.session).await?;
     let range = args.turn.map(TurnRange::query).unwrap_or_default();
     if args.sandbox {
-        let changes = client.diff_sandbox(&id, &range).await?;
+        let changes: FileChanges =
+            client.get(&format!("/v1/sessions/{id}/diff/sandbox{range}")).await?;
         ctx.print.result(&changes, |changes| sandbox_changes(changes, args.stat))?;
         if changes.cut && !args.stat {
             ctx.print.note("the list is truncated");
         }
     } else if args.stat {
-        let files = client.diff_files(&id, &range).await?;
+        let files: DiffFiles = client.get(&format!("/v1/sessions/{id}/diff/files{range}")).await?;
         ctx.print.result(&files, files_text)?;
         if files.cut {
             ctx.print.note("the list is truncated");
@@ -42,7 +40,7 @@ pub(crate) async fn run(ctx: &Invocation, args: &DiffArgs) -> Result<u8> {
             ctx.print.note("no changes");
         }
         match ctx.print.json {
-            true => ctx.print.result(&json!({ "session": id, "diff": diff }), |_| String::new())?,
+            true => ctx.print.document(&json!({ "session": id, "diff": diff }))?,
             false => ctx.print.verbatim(&diff)?,
         }
     }

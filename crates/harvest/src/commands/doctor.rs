@@ -9,7 +9,7 @@ use crate::{Invocation, doctor::findings};
 pub(crate) fn run(ctx: &Invocation) -> Result<u8> {
     let findings = findings(&ctx.config);
     if ctx.print.json {
-        ctx.print.result(&findings, |_| String::new())?;
+        ctx.print.document(&findings)?;
     } else {
         for finding in &findings {
             let (mark, color, rest) = line(finding);

@@ -5,15 +5,11 @@ use futures_util::StreamExt;
 use harvest_proto::EventBody;
 use serde_json::json;
 
-use crate::{
-    Invocation, blob_fetch, cli::EventsArgs, client::Client, follow::Update, printer::Advice,
-    resolve,
-};
+use crate::{Invocation, blob_fetch, cli::EventsArgs, follow::Update, printer::Advice};
 
 pub(crate) async fn run(ctx: &Invocation, args: &EventsArgs) -> Result<u8> {
     check(&args.types)?;
-    let client = Client::find(&ctx.config)?;
-    let session = resolve::session(&client, &args.session).await?;
+    let (client, session) = ctx.session(&args.session).await?;
     let mut updates = client.events_after(&session, args.after, args.follow);
     while let Some(update) = updates.next().await {
         let Update::Event(mut event) = update? else { continue };

@@ -3,13 +3,12 @@
 use anyhow::{Context, Result};
 use harvest_proto::api::ForkSession;
 
-use crate::{Invocation, cli::ForkArgs, client::Client, resolve};
+use crate::{Invocation, cli::ForkArgs, resolve};
 
 pub(crate) async fn run(ctx: &Invocation, args: ForkArgs) -> Result<u8> {
-    let client = Client::find(&ctx.config)?;
     let (typed, turn) = resolve::at_turn(&args.session)?;
     let turn = turn.or(args.turn);
-    let id = resolve::session(&client, typed).await?;
+    let (client, id) = ctx.session(typed).await?;
     let one = args.number.is_none() && args.prompts.len() < 2;
     let mut prompts = args.prompts;
     // A single prompt is for every fork.

@@ -29,7 +29,7 @@ pub(crate) async fn run(ctx: &Invocation, args: &GcArgs) -> Result<u8> {
         .post("/v1/gc", &CollectGarbage { dry_run: args.dry_run })
         .await?;
     let dropped = retained.map(|retained| retained.dropped);
-    ctx.print.result(&GcDocument { collected: &collected, dropped }, |_| String::new())?;
+    ctx.print.document(&GcDocument { collected: &collected, dropped })?;
     let verb = if args.dry_run { "Would remove" } else { "Removed" };
     let layers = count(collected.layers.len() as u64, "layer");
     let sandboxes = count(collected.sandboxes.len() as u64, "dead sandbox");

@@ -11,7 +11,7 @@ use crate::{
     backend::Backend,
     cli::ImageCommand,
     images,
-    printer::{Advice, count, human_elapsed, table},
+    printer::{Advice, count, human_elapsed},
 };
 
 pub(crate) async fn run(ctx: &Invocation, verb: ImageCommand) -> Result<u8> {
@@ -33,10 +33,8 @@ pub(crate) async fn run(ctx: &Invocation, verb: ImageCommand) -> Result<u8> {
             done(ctx, "Imported", &image, began)?;
         }
         ImageCommand::Ls => {
-            print.result(&list(&backend).await?, |images| {
-                let rows: Vec<_> = images.iter().map(row).collect();
-                table(&["NAME", "ID", "LAYERS", "SIZE", "CREATED"], &rows)
-            })?;
+            let headings = ["NAME", "ID", "LAYERS", "SIZE", "CREATED"];
+            print.list(&list(&backend).await?, headings, row)?;
         }
         ImageCommand::Inspect { name } => {
             inspect(ctx, &backend, &find(&list(&backend).await?, &name)?).await?
@@ -111,10 +109,7 @@ async fn remove(ctx: &Invocation, backend: &Backend, image: &Image) -> Result<()
     let users =
         backend.get::<ImageUsage>(&format!("/v1/images/{}/usage", image.name)).await?.used_by;
     backend.delete(&format!("/v1/images/{}", image.name)).await?;
-    ctx.print
-        .result(&json!({ "removed": image.name, "id": image.id, "used_by": users }), |_| {
-            String::new()
-        })?;
+    ctx.print.document(&json!({ "removed": image.name, "id": image.id, "used_by": users }))?;
     ctx.print.note(format!("Removed {}", image.name));
     match users_text(&users) {
         Some(users) => ctx.print.hint(format!("layers that are still used stay: {users}")),
@@ -138,8 +133,8 @@ fn users_text(users: &ImageUsers) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 
-fn row(image: &Image) -> Vec<String> {
-    vec![
+fn row(image: &Image) -> [String; 5] {
+    [
         image.name.clone(),
         image.id.to_string(),
         image.layers.len().to_string(),

@@ -4,16 +4,13 @@ use anyhow::Result;
 use futures_util::StreamExt;
 
 use super::watch::Screen;
-use crate::{Invocation, blob_fetch, cli::LogsArgs, client::Client, follow::Update, resolve};
+use crate::{Invocation, blob_fetch, cli::LogsArgs, follow::Update};
 
 pub(crate) async fn run(ctx: &Invocation, args: &LogsArgs) -> Result<u8> {
-    let client = Client::find(&ctx.config)?;
-    let session = resolve::session(&client, &args.session).await?;
+    let (client, session) = ctx.session(&args.session).await?;
     let mut screen = Screen::new(ctx, true);
-    if args.full {
-        screen.full();
-    }
-    screen.session(&client.session(&session).await?);
+    screen.renderer.full = args.full;
+    screen.renderer.session(&client.session(&session).await?);
     let mut updates = client.events_after(&session, args.after, args.follow);
     while let Some(update) = updates.next().await {
         let Update::Event(mut event) = update? else { continue };

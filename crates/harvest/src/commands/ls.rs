@@ -5,7 +5,12 @@ use std::time::SystemTime;
 use anyhow::{Context, Result};
 use harvest_proto::{Timestamp, api::Session};
 
-use crate::{Invocation, cli::LsArgs, client::Client, printer::table, render::truncate};
+use crate::{
+    Invocation,
+    cli::LsArgs,
+    client::{Client, query},
+    render::truncate,
+};
 
 pub(crate) async fn run(ctx: &Invocation, args: LsArgs) -> Result<u8> {
     let client = Client::find(&ctx.config)?;
@@ -18,7 +23,8 @@ pub(crate) async fn run(ctx: &Invocation, args: LsArgs) -> Result<u8> {
     .into_iter()
     .filter_map(|(name, value)| Some((name, value?)))
     .collect();
-    let sessions = client.sessions_matching(&filters).await.context("cannot list sessions")?;
+    let path = format!("/v1/sessions?limit=200&{}", query(&filters));
+    let sessions: Vec<Session> = client.all(&path).await.context("cannot list sessions")?;
     if sessions.is_empty() && !ctx.print.json {
         match filters.is_empty() {
             true => {
@@ -29,27 +35,21 @@ pub(crate) async fn run(ctx: &Invocation, args: LsArgs) -> Result<u8> {
         }
         return Ok(0);
     }
-    let now = Timestamp::from(SystemTime::now());
-    ctx.print.result(&sessions, |sessions| {
-        let rows: Vec<_> = sessions.iter().map(|session| row(session, now)).collect();
-        table(
-            &["ID", "REPOSITORY", "STATE", "TURNS", "QUEUED", "PULL REQUEST", "AGE", "TITLE"],
-            &rows,
-        )
-    })?;
+    let headings = ["ID", "REPOSITORY", "STATE", "TURNS", "QUEUED", "PULL REQUEST", "AGE", "TITLE"];
+    ctx.print.list(&sessions, headings, row)?;
     Ok(0)
 }
 
-fn row(session: &Session, now: Timestamp) -> Vec<String> {
+fn row(session: &Session) -> [String; 8] {
     let number = session.pr_number.map(|number| format!("#{number}"));
-    vec![
+    [
         session.id.to_string(),
         repositories(session),
         state(session),
         session.turns.to_string(),
         session.queued.to_string(),
         number.unwrap_or_else(|| "–".to_owned()),
-        age(now.since(session.created_at).as_secs()),
+        age(session.created_at),
         truncate(&session.title, 60),
     ]
 }
@@ -71,8 +71,13 @@ fn repositories(session: &Session) -> String {
     }
 }
 
+/// The time since `at`.
+pub(super) fn age(at: Timestamp) -> String {
+    human_age(Timestamp::from(SystemTime::now()).since(at).as_secs())
+}
+
 /// `12s`, `4m`, `3h`, `9d`.
-pub(super) fn age(seconds: u64) -> String {
+fn human_age(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds}s"),
         60..3_600 => format!("{}m", seconds / 60),
@@ -87,6 +92,6 @@ mod tests {
 
     #[test]
     fn age_has_one_unit() {
-        assert_eq!([0, 61, 7_200, 200_000].map(age), ["0s", "1m", "2h", "2d"]);
+        assert_eq!([0, 61, 7_200, 200_000].map(human_age), ["0s", "1m", "2h", "2d"]);
     }
 }

@@ -4,11 +4,10 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-use crate::{Invocation, cli::SessionArg, client::Client, printer::human_elapsed, resolve};
+use crate::{Invocation, cli::SessionArg, printer::human_elapsed};
 
 pub(crate) async fn run(ctx: &Invocation, args: &SessionArg) -> Result<u8> {
-    let client = Client::find(&ctx.config)?;
-    let id = resolve::session(&client, &args.session).await?;
+    let (client, id) = ctx.session(&args.session).await?;
     let began = Instant::now();
     let paused = client.pause(&id).await?;
     let time = human_elapsed(began);

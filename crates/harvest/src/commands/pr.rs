@@ -6,16 +6,13 @@ use harvest_proto::api::PullRequest;
 use crate::{
     Invocation,
     cli::PrCommand,
-    client::Client,
     printer::human_millis,
     render::{describe_exit, short_commit},
-    resolve,
 };
 
 pub(crate) async fn run(ctx: &Invocation, verb: &PrCommand) -> Result<u8> {
     let PrCommand::Show(args) = verb;
-    let client = Client::find(&ctx.config)?;
-    let id = resolve::session(&client, &args.session).await?;
+    let (client, id) = ctx.session(&args.session).await?;
     let first = client.pull_request(&id).await?;
     let repositories = client.session(&id).await?.repositories;
     let all: Vec<&PullRequest> =

@@ -1,45 +1,44 @@
 //! `harvest queue`: lists, removes and moves a session's queued prompts.
 
 use anyhow::Result;
-use harvest_proto::api::Prompt;
+use harvest_proto::api::{MovePrompt, Prompt};
+use reqwest::Method;
 
 use crate::{
     Invocation,
     cli::QueueCommand,
-    client::Client,
-    printer::table,
     render::{first_line, truncate},
     resolve,
 };
 
 pub(crate) async fn run(ctx: &Invocation, verb: &QueueCommand) -> Result<u8> {
-    let client = Client::find(&ctx.config)?;
     let (QueueCommand::Ls(crate::cli::SessionArg { session })
     | QueueCommand::Rm { session, .. }
     | QueueCommand::Mv { session, .. }) = verb;
-    let id = resolve::session(&client, session).await?;
+    let (client, id) = ctx.session(session).await?;
     match verb {
         QueueCommand::Ls(_) => {
-            let prompts = client.prompts(&id).await?;
-            ctx.print.result(&prompts, |prompts| {
-                let rows: Vec<_> = prompts.iter().map(row).collect();
-                table(&["ID", "STATUS", "POSITION", "AUTHOR", "TEXT"], &rows)
-            })?;
+            let headings = ["ID", "STATUS", "POSITION", "AUTHOR", "TEXT"];
+            ctx.print.list(&client.prompts(&id).await?, headings, row)?;
         }
         QueueCommand::Rm { prompt, .. } => {
             let prompt = resolve::prompt(&client, &id, prompt).await?;
-            let removed = client.prompt_cancel(&id, &prompt).await?;
+            let path = format!("/v1/sessions/{id}/prompts/{prompt}");
+            let removed: Prompt = client.call(client.request(Method::DELETE, &path)).await?;
             // Printed, since it may be the only copy of the text.
             match ctx.print.json {
-                true => ctx.print.result(&removed, |_| String::new())?,
+                true => ctx.print.document(&removed)?,
                 false => ctx.print.verbatim(&format!("{}\n", removed.text))?,
             }
             ctx.print.note(format!("Removed {prompt}"));
         }
         QueueCommand::Mv { prompt, position, .. } => {
             let prompt = resolve::prompt(&client, &id, prompt).await?;
-            let moved = client.prompt_move(&id, &prompt, *position).await?;
-            ctx.print.result(&moved, |_| String::new())?;
+            let path = format!("/v1/sessions/{id}/prompts/{prompt}");
+            let request =
+                client.request(Method::PATCH, &path).json(&MovePrompt { position: *position });
+            let moved: Prompt = client.call(request).await?;
+            ctx.print.document(&moved)?;
             ctx.print.note(format!(
                 "Moved {prompt} to position {}",
                 moved.position.unwrap_or(*position)
@@ -49,8 +48,8 @@ pub(crate) async fn run(ctx: &Invocation, verb: &QueueCommand) -> Result<u8> {
     Ok(0)
 }
 
-fn row(prompt: &Prompt) -> Vec<String> {
-    vec![
+fn row(prompt: &Prompt) -> [String; 5] {
+    [
         prompt.id.to_string(),
         format!("{:?}", prompt.status).to_lowercase(),
         prompt.position.map_or_else(|| "–".into(), |position| position.to_string()),

@@ -7,13 +7,15 @@ use harvest_proto::{
     RepositoryName,
     api::{AddRepository, Build, BuildLine, Repository},
 };
+use reqwest::Method;
 use serde_json::json;
 
 use crate::{
     Invocation,
     cli::RepoCommand,
     client::Client,
-    printer::{Advice, human_millis, table},
+    follow::Lines,
+    printer::{Advice, human_millis},
     publish::{NameConflict, forge, publish},
     render::short_commit,
 };
@@ -49,15 +51,13 @@ pub(crate) async fn run(ctx: &Invocation, verb: RepoCommand) -> Result<u8> {
                 ctx.print.hint("register one with `harvest repo add URL|FOLDER`");
                 return Ok(0);
             }
-            ctx.print.result(&repositories, |repositories| {
-                let rows: Vec<_> = repositories.iter().map(row).collect();
-                table(&["NAME", "BUILT", "COMMIT", "CHECK", "IMAGE", "URL"], &rows)
-            })?;
+            let headings = ["NAME", "BUILT", "COMMIT", "CHECK", "IMAGE", "URL"];
+            ctx.print.list(&repositories, headings, row)?;
         }
         RepoCommand::Rm { name } => {
             let Repository { name, url, .. } = client.repository(&name).await?;
-            client.repository_delete(&name).await?;
-            ctx.print.result(&json!({ "forgotten": name }), |_| String::new())?;
+            client.delete(&format!("/v1/repositories/{name}")).await?;
+            ctx.print.document(&json!({ "forgotten": name }))?;
             let copied = url.starts_with(&format!("{}/forge/", client.url()));
             ctx.print.note(match copied {
                 true => format!(
@@ -98,8 +98,9 @@ pub(crate) async fn build(
     client: &Client,
     name: &RepositoryName,
 ) -> Result<Build> {
-    let mut lines =
-        client.repository_build(name).await.with_context(|| format!("cannot build {name}"))?;
+    let request = client.request(Method::POST, &format!("/v1/repositories/{name}/build"));
+    let started = client.send(request).await.with_context(|| format!("cannot build {name}"))?;
+    let mut lines = Lines::new(started);
     while let Some(line) = lines.json::<BuildLine>().await? {
         if ctx.print.json {
             ctx.print.item(&line)?;
@@ -134,11 +135,11 @@ fn describe_phase(message: &str) -> &str {
     }
 }
 
-fn row(repository: &Repository) -> Vec<String> {
+fn row(repository: &Repository) -> [String; 6] {
     let none = || "–".to_owned();
     let build = repository.build.as_ref();
     let check = build.and_then(|build| build.check.as_ref());
-    vec![
+    [
         repository.name.to_string(),
         build.map_or_else(none, |build| build.built_at.to_string()),
         build.map_or_else(none, |build| short_commit(&build.commit).to_owned()),

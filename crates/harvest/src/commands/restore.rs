@@ -3,31 +3,30 @@
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use harvest_proto::api::{RestoreSession, Session};
 
 use crate::{
     Invocation,
     cli::RestoreArgs,
-    client::Client,
     printer::{Advice, human_elapsed},
     resolve,
 };
 
 pub(crate) async fn run(ctx: &Invocation, args: &RestoreArgs) -> Result<u8> {
-    let client = Client::find(&ctx.config)?;
     let (typed, turn) = resolve::at_turn(&args.session)?;
     let turn = turn.ok_or_else(|| {
         let hint =
             format!("write `harvest restore {typed}@TURN`; `harvest show {typed}` lists the turns");
         Advice::new("no turn given", hint)
     })?;
-    let id = resolve::session(&client, typed).await?;
+    let (client, id) = ctx.session(typed).await?;
     let began = Instant::now();
-    let session = client
-        .restore(&id, turn)
+    let session: Session = client
+        .post(&format!("/v1/sessions/{id}/restore"), &RestoreSession { turn })
         .await
         .with_context(|| format!("cannot restore turn {turn} of {id}"))?;
     let time = human_elapsed(began);
-    ctx.print.result(&session, |_| String::new())?;
+    ctx.print.document(&session)?;
     ctx.print.note(format!("Restored {id} to turn {turn} in {time}: {}", session.state.as_str()));
     Ok(0)
 }

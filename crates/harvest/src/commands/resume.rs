@@ -6,11 +6,10 @@ use anyhow::Result;
 use harvest_proto::{EventBody, api::SessionState};
 
 use super::{FAILED, watch};
-use crate::{Invocation, cli::SessionArg, client::Client, printer::human_elapsed, resolve};
+use crate::{Invocation, cli::SessionArg, printer::human_elapsed};
 
 pub(crate) async fn run(ctx: &Invocation, args: &SessionArg) -> Result<u8> {
-    let client = Client::find(&ctx.config)?;
-    let id = resolve::session(&client, &args.session).await?;
+    let (client, id) = ctx.session(&args.session).await?;
     let began = Instant::now();
     let mut session = client.post_verb(&id, "resume").await?;
     let mut resumed = true;
@@ -18,7 +17,7 @@ pub(crate) async fn run(ctx: &Invocation, args: &SessionArg) -> Result<u8> {
         resumed = watch::until(&client, &id, session.seq, came_up).await?;
         session = client.session(&id).await?;
     }
-    ctx.print.result(&session, |_| String::new())?;
+    ctx.print.document(&session)?;
     if !resumed {
         ctx.print.note(format!("{id} did not resume: {}", session.reason));
         ctx.print.hint(format!("`harvest logs {id}` says why"));

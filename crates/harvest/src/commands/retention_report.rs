@@ -3,6 +3,7 @@
 
 use anyhow::Result;
 use harvest_proto::api::RetentionReport;
+use serde_json::json;
 
 use crate::{
     Invocation, cli::units::bytes, client::Client, printer::table, render::truncate,
@@ -21,8 +22,10 @@ pub(crate) async fn fetch(ctx: &Invocation) -> Result<Option<RetentionReport>> {
 /// Applies retention, or with `dry_run` only prints what it would remove.
 pub(crate) async fn apply(ctx: &Invocation, dry_run: bool) -> Result<Option<RetentionReport>> {
     let Ok(client) = Client::find(&ctx.config) else { return Ok(None) };
-    let retained =
-        if dry_run { client.retention().await? } else { client.apply_retention().await? };
+    let retained: RetentionReport = match dry_run {
+        true => client.retention().await?,
+        false => client.post("/v1/retention", &json!({})).await?,
+    };
     let verb = if dry_run { "Would remove" } else { "Removed" };
     for dropped in &retained.dropped {
         let what = match &dropped.snapshot {
@@ -46,7 +49,7 @@ pub(crate) fn text(retained: &RetentionReport) -> String {
     let mut items: Vec<_> = retained.items.iter().filter(|held| held.snapshots > 0).collect();
     items.sort_by_key(|held| std::cmp::Reverse(held.bytes));
     let row = |held: &&harvest_proto::api::SessionDiskUsage| {
-        vec![
+        [
             held.session.to_string(),
             held.snapshots.to_string(),
             held.pinned.to_string(),
@@ -54,6 +57,5 @@ pub(crate) fn text(retained: &RetentionReport) -> String {
             truncate(&sanitize_line(&held.title), 50),
         ]
     };
-    let rows: Vec<_> = items.iter().map(row).collect();
-    table(&["SESSION", "SNAPSHOTS", "PINNED", "SIZE", "TITLE"], &rows)
+    table(["SESSION", "SNAPSHOTS", "PINNED", "SIZE", "TITLE"], items.iter().map(row))
 }

@@ -12,11 +12,12 @@ pub(crate) async fn run(ctx: &Invocation, args: &RmArgs) -> Result<u8> {
         ids.push(resolve::session(&client, typed).await?);
     }
     for id in &ids {
-        client.delete(id).await.with_context(|| format!("cannot remove {id}"))?;
+        client
+            .delete(&format!("/v1/sessions/{id}"))
+            .await
+            .with_context(|| format!("cannot remove {id}"))?;
         ctx.print.note(format!("Removed {id}"));
     }
-    if ctx.print.json {
-        ctx.print.result(&serde_json::json!({ "deleted": ids }), |_| String::new())?;
-    }
+    ctx.print.document(&serde_json::json!({ "deleted": ids }))?;
     Ok(0)
 }

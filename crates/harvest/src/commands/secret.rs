@@ -9,7 +9,12 @@ use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::{Invocation, cli::SecretCommand, client::Client, printer::Advice};
+use crate::{
+    Invocation,
+    cli::SecretCommand,
+    client::{Client, path_segment},
+    printer::Advice,
+};
 
 pub(crate) async fn run(ctx: &Invocation, verb: &SecretCommand) -> Result<u8> {
     let client = Client::find(&ctx.config)?;
@@ -19,17 +24,17 @@ pub(crate) async fn run(ctx: &Invocation, verb: &SecretCommand) -> Result<u8> {
                 .secret_set(name, &read_value(ctx, name).await?)
                 .await
                 .with_context(|| format!("cannot store {name}"))?;
-            ctx.print.result(&json!({ "stored": name }), |_| String::new())?;
+            ctx.print.document(&json!({ "stored": name }))?;
             ctx.print.note(format!("Stored {name}"));
         }
         SecretCommand::Ls => {
-            let names = client.secrets().await?;
+            let names: Vec<String> = client.all("/v1/secrets").await?;
             ctx.print
                 .result(&names, |names| names.iter().map(|name| format!("{name}\n")).collect())?;
         }
         SecretCommand::Rm { name } => {
-            client.secret_delete(name).await?;
-            ctx.print.result(&json!({ "forgotten": name }), |_| String::new())?;
+            client.delete(&format!("/v1/secrets/{}", path_segment(name)?)).await?;
+            ctx.print.document(&json!({ "forgotten": name }))?;
             ctx.print.note(format!("Removed {name}"));
         }
     }

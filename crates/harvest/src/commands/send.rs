@@ -4,11 +4,10 @@ use anyhow::{Context, Result};
 use harvest_proto::api::{CreatePrompt, PromptStatus};
 
 use super::watch::{self, StopWhen};
-use crate::{Invocation, cli::SendArgs, client::Client, resolve};
+use crate::{Invocation, cli::SendArgs};
 
 pub(crate) async fn run(ctx: &Invocation, args: SendArgs) -> Result<u8> {
-    let client = Client::find(&ctx.config)?;
-    let id = resolve::session(&client, &args.session).await?;
+    let (client, id) = ctx.session(&args.session).await?;
     let request = CreatePrompt { text: args.text, now: args.now, author: None };
     let prompt = client.prompt(&id, &request).await.context("cannot queue the prompt")?;
     if !args.follow {

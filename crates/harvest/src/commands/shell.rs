@@ -8,11 +8,12 @@ use harvest_proto::api::{SocketIn, SocketOut};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 use tokio::signal::unix::{SignalKind, signal};
 
+use super::exec::{exit_code, signal_exit_code};
 use crate::{
     Invocation,
     backend::Backend,
     cli::ShellArgs,
-    client::{self, Client},
+    client,
     printer::Advice,
     resolve,
     socket::{self, Incoming, SocketReader, SocketWriter},
@@ -25,8 +26,7 @@ pub(crate) async fn run(ctx: &Invocation, args: ShellArgs) -> Result<u8> {
     if args.session.starts_with("sbx_") {
         return in_sandbox(&Backend::find(&ctx.config)?, &args).await;
     }
-    let client = Client::find(&ctx.config)?;
-    let id = resolve::session(&client, &args.session).await?;
+    let (client, id) = ctx.session(&args.session).await?;
     let path = format!("/v1/sessions/{id}/pty?{}", query(&args)?);
     attach_terminal(socket::open(&client, &path).await?).await
 }
@@ -50,20 +50,8 @@ fn require_terminal(args: &ShellArgs) -> Result<()> {
 
 async fn attach_terminal((writer, reader): (SocketWriter, SocketReader)) -> Result<u8> {
     // Only now: earlier errors are printed in the terminal's normal mode.
-    let raw_mode = RawMode::enable()?;
-    let exit = forward(writer, reader).await;
-    drop(raw_mode);
-    match exit? {
-        ShellExit::Remote(SocketOut::Exited { exit, .. }) => Ok(super::exec::exit_code(exit)),
-        ShellExit::Remote(SocketOut::Failed { message, .. }) => bail!(message),
-        ShellExit::Signal(code) => Ok(code),
-    }
-}
-
-enum ShellExit {
-    Remote(SocketOut),
-    /// A signal to this process; the value is the exit code.
-    Signal(u8),
+    let _raw_mode = RawMode::enable()?;
+    forward(writer, reader).await
 }
 
 fn query(args: &ShellArgs) -> Result<String> {
@@ -90,28 +78,24 @@ fn size() -> Result<(u16, u16)> {
     Ok((or(size.ws_row, 24), or(size.ws_col, 80)))
 }
 
-async fn forward(mut writer: SocketWriter, mut reader: SocketReader) -> Result<ShellExit> {
-    let listen = |kind| signal(kind).context("cannot listen for signals");
-    let mut interrupted = listen(SignalKind::interrupt())?;
-    let mut terminated = listen(SignalKind::terminate())?;
-    let mut hung_up = listen(SignalKind::hangup())?;
-    let exit = tokio::select! {
-        exit = show_output(&mut reader) => exit?,
-        failed = forward_input(&mut writer) => return Err(failed),
-        _ = interrupted.recv() => ShellExit::Signal(128 + 2),
-        _ = terminated.recv() => ShellExit::Signal(128 + 15),
-        _ = hung_up.recv() => ShellExit::Signal(128 + 1),
+/// Returns the exit code of the command, or of a signal to this process.
+async fn forward(mut writer: SocketWriter, mut reader: SocketReader) -> Result<u8> {
+    let code = tokio::select! {
+        code = show_output(&mut reader) => code,
+        failed = forward_input(&mut writer) => Err(failed),
+        code = signal_exit_code() => code,
     };
     writer.close().await;
-    Ok(exit)
+    code
 }
 
-/// Prints the output until the command exits.
-async fn show_output(reader: &mut SocketReader) -> Result<ShellExit> {
+/// Prints the output until the command exits; returns its exit code.
+async fn show_output(reader: &mut SocketReader) -> Result<u8> {
     loop {
         match reader.next().await? {
             Incoming::Bytes(bytes) => show(&bytes)?,
-            Incoming::Message(message) => return Ok(ShellExit::Remote(message)),
+            Incoming::Message(SocketOut::Exited { exit, .. }) => return Ok(exit_code(exit)),
+            Incoming::Message(SocketOut::Failed { message, .. }) => bail!(message),
         }
     }
 }

@@ -4,21 +4,15 @@ use anyhow::Result;
 use harvest_proto::api::{Session, SessionRepository, Turn};
 use serde_json::json;
 
-use crate::{
-    Invocation, cli::SessionArg, client::Client, printer::human_millis, render::truncate, resolve,
-};
+use super::turns;
+use crate::{Invocation, cli::SessionArg, render::truncate};
 
 pub(crate) async fn run(ctx: &Invocation, args: &SessionArg) -> Result<u8> {
-    let client = Client::find(&ctx.config)?;
-    let id = resolve::session(&client, &args.session).await?;
+    let (client, id) = ctx.session(&args.session).await?;
     let session = client.session(&id).await?;
     let turns = client.turns(&id).await?;
-    match ctx.print.json {
-        true => {
-            ctx.print.result(&json!({ "session": session, "turns": turns }), |_| String::new())?
-        }
-        false => ctx.print.out(&text(&session, &turns))?,
-    }
+    let document = json!({ "session": session, "turns": turns });
+    ctx.print.result(&document, |_| text(&session, &turns))?;
     Ok(0)
 }
 
@@ -71,16 +65,8 @@ fn repository_line(repository: &SessionRepository) -> String {
 }
 
 fn turn_line(turn: &Turn) -> String {
-    let outcome = turn
-        .outcome
-        .map_or_else(|| "running".into(), |outcome| format!("{outcome:?}").to_lowercase());
-    let time = turn.ended_at.map_or_else(String::new, |ended| {
-        let millis = ended.since(turn.started_at).as_millis();
-        format!(" in {}", human_millis(u64::try_from(millis).unwrap_or(u64::MAX)))
-    });
-    let saved = turn
-        .snapshot
-        .as_ref()
-        .map_or_else(String::new, |snapshot| format!(", saved as {snapshot}"));
-    format!("turn {:<9}{outcome}{time}{saved}\n", turn.number)
+    let outcome = turns::outcome(turn);
+    let time = turns::took(turn).map_or_else(String::new, |time| format!(" in {time}"));
+    let saved = turn.snapshot.as_ref().map(|snapshot| format!(", saved as {snapshot}"));
+    format!("turn {:<9}{outcome}{time}{}\n", turn.number, saved.unwrap_or_default())
 }

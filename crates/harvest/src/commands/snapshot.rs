@@ -1,23 +1,12 @@
 //! `harvest snapshot`: lists, pins and removes snapshots.
 
-use std::time::SystemTime;
-
 use anyhow::{Result, bail};
-use harvest_proto::{
-    Timestamp,
-    api::{Page, SnapshotOwner, StoredSnapshot},
-};
+use harvest_proto::api::{Page, PinSnapshot, Snapshot, SnapshotOwner, StoredSnapshot};
+use reqwest::Method;
 use serde_json::json;
 
 use super::ls::age;
-use crate::{
-    Invocation,
-    backend::Backend,
-    cli::SnapshotCommand,
-    client::Client,
-    printer::{Advice, table},
-    resolve,
-};
+use crate::{Invocation, backend::Backend, cli::SnapshotCommand, printer::Advice, resolve};
 
 pub(crate) async fn run(ctx: &Invocation, verb: &SnapshotCommand) -> Result<u8> {
     if let SnapshotCommand::Pin { at } | SnapshotCommand::Unpin { at } = verb {
@@ -28,11 +17,7 @@ pub(crate) async fn run(ctx: &Invocation, verb: &SnapshotCommand) -> Result<u8> 
     match verb {
         SnapshotCommand::Pin { .. } | SnapshotCommand::Unpin { .. } => unreachable!("done above"),
         SnapshotCommand::Ls => {
-            let now = Timestamp::from(SystemTime::now());
-            ctx.print.result(&snapshots, |snapshots| {
-                let rows: Vec<_> = snapshots.iter().map(|snapshot| row(snapshot, now)).collect();
-                table(&["ID", "OWNER", "LAYERS", "DURABLE", "AGE"], &rows)
-            })?;
+            ctx.print.list(&snapshots, ["ID", "OWNER", "LAYERS", "DURABLE", "AGE"], row)?;
         }
         SnapshotCommand::Rm { snapshots: typed, force } => {
             let mut ids = Vec::new();
@@ -51,9 +36,7 @@ pub(crate) async fn run(ctx: &Invocation, verb: &SnapshotCommand) -> Result<u8> 
                 backend.delete(&format!("/v1/snapshots/{id}?force={force}")).await?;
                 ctx.print.note(format!("Removed {id}"));
             }
-            if ctx.print.json {
-                ctx.print.result(&json!({ "removed": ids }), |_| String::new())?;
-            }
+            ctx.print.document(&json!({ "removed": ids }))?;
         }
     }
     Ok(0)
@@ -61,13 +44,13 @@ pub(crate) async fn run(ctx: &Invocation, verb: &SnapshotCommand) -> Result<u8> 
 
 /// Pins or unpins the snapshot at `SESSION@TURN`, or of the session's current state.
 async fn pin(ctx: &Invocation, at: &str, pinned: bool) -> Result<u8> {
-    let client = Client::find(&ctx.config)?;
     let (typed, turn) = resolve::at_turn(at)?;
-    let session = resolve::session(&client, typed).await?;
+    let (client, session) = ctx.session(typed).await?;
+    let path = format!("/v1/sessions/{session}/snapshots");
     let snapshot = match turn {
         None => client.session(&session).await?.snapshot_id,
         Some(turn) => {
-            let all = client.snapshots(&session).await?;
+            let all: Vec<Snapshot> = client.all(&path).await?;
             all.into_iter()
                 .rfind(|snapshot| snapshot.turn == Some(turn))
                 .map(|snapshot| snapshot.id)
@@ -77,15 +60,16 @@ async fn pin(ctx: &Invocation, at: &str, pinned: bool) -> Result<u8> {
         let hint = format!("`harvest turns {session}` lists turns with their snapshots");
         bail!(Advice::new("the turn has no snapshot", hint));
     };
-    let shown = client.snapshot_pin(&session, &snapshot, pinned).await?;
+    let request = client.request(Method::PUT, &format!("{path}/{snapshot}"));
+    let shown: Snapshot = client.call(request.json(&PinSnapshot { pinned })).await?;
     ctx.print.result(&shown, |shown| format!("{}\n", shown.id))?;
     let verb = if pinned { "Pinned" } else { "Unpinned" };
     ctx.print.note(format!("{verb} {snapshot}"));
     Ok(0)
 }
 
-fn row(snapshot: &StoredSnapshot, now: Timestamp) -> Vec<String> {
-    vec![
+fn row(snapshot: &StoredSnapshot) -> [String; 5] {
+    [
         snapshot.id.to_string(),
         match snapshot.owner {
             SnapshotOwner::Session => "session",
@@ -94,6 +78,6 @@ fn row(snapshot: &StoredSnapshot, now: Timestamp) -> Vec<String> {
         .to_owned(),
         snapshot.layers.len().to_string(),
         if snapshot.durable { "yes" } else { "not yet" }.to_owned(),
-        age(now.since(snapshot.created_at).as_secs()),
+        age(snapshot.created_at),
     ]
 }

@@ -6,11 +6,10 @@ use anyhow::Result;
 use harvest_proto::{EventBody, api::SessionState};
 
 use super::watch;
-use crate::{Invocation, cli::SessionArg, client::Client, printer::human_elapsed, resolve};
+use crate::{Invocation, cli::SessionArg, printer::human_elapsed};
 
 pub(crate) async fn run(ctx: &Invocation, args: &SessionArg) -> Result<u8> {
-    let client = Client::find(&ctx.config)?;
-    let id = resolve::session(&client, &args.session).await?;
+    let (client, id) = ctx.session(&args.session).await?;
     let began = Instant::now();
     let before = client.session(&id).await?;
     let busy = matches!(before.state, SessionState::Running | SessionState::NeedsInput);
@@ -21,7 +20,7 @@ pub(crate) async fn run(ctx: &Invocation, args: &SessionArg) -> Result<u8> {
         watch::until(&client, &id, before.seq, turn_ended()).await?;
         session = client.session(&id).await?;
     }
-    ctx.print.result(&session, |_| String::new())?;
+    ctx.print.document(&session)?;
     let time = human_elapsed(began);
     // The next queued prompt may run already.
     let queued = session.queued + u32::from(session.state == SessionState::Running);

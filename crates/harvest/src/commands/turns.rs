@@ -6,33 +6,34 @@ use harvest_proto::api::{DiffStat, Turn};
 use crate::{
     Invocation,
     cli::SessionArg,
-    client::Client,
-    printer::{count, human_millis, table},
+    printer::{count, human_millis},
     render::{first_line, truncate},
-    resolve,
 };
 
 pub(crate) async fn run(ctx: &Invocation, args: &SessionArg) -> Result<u8> {
-    let client = Client::find(&ctx.config)?;
-    let id = resolve::session(&client, &args.session).await?;
+    let (client, id) = ctx.session(&args.session).await?;
     let turns = client.turns(&id).await?;
     if turns.is_empty() && !ctx.print.json {
         ctx.print.note("No turns yet");
         return Ok(0);
     }
-    ctx.print.result(&turns, |turns| {
-        let rows: Vec<_> = turns.iter().map(row).collect();
-        table(&["TURN", "OUTCOME", "TOOK", "CHANGED", "TOKENS", "SNAPSHOT", "PROMPT"], &rows)
-    })?;
+    let headings = ["TURN", "OUTCOME", "TOOK", "CHANGED", "TOKENS", "SNAPSHOT", "PROMPT"];
+    ctx.print.list(&turns, headings, row)?;
     Ok(0)
 }
 
-fn row(turn: &Turn) -> Vec<String> {
-    let millis = turn.ended_at.map(|ended| ended.since(turn.started_at).as_millis());
-    let took = millis.map_or_else(
-        || "–".into(),
-        |millis| human_millis(u64::try_from(millis).unwrap_or(u64::MAX)),
-    );
+/// How the turn ended.
+pub(super) fn outcome(turn: &Turn) -> String {
+    turn.outcome.map_or_else(|| "running".into(), |outcome| format!("{outcome:?}").to_lowercase())
+}
+
+/// The duration of a turn that has ended.
+pub(super) fn took(turn: &Turn) -> Option<String> {
+    let millis = turn.ended_at?.since(turn.started_at).as_millis();
+    Some(human_millis(u64::try_from(millis).unwrap_or(u64::MAX)))
+}
+
+fn row(turn: &Turn) -> [String; 7] {
     let usage = turn.usage;
     let tokens = usage.input_tokens
         + usage.cache_read_tokens
@@ -43,14 +44,13 @@ fn row(turn: &Turn) -> Vec<String> {
         (None, Some(why)) => format!("– ({why})"),
         (None, None) => "–".to_owned(),
     };
-    vec![
+    [
         match turn.after {
             Some(after) => format!("{} (after {after})", turn.number),
             None => turn.number.to_string(),
         },
-        turn.outcome
-            .map_or_else(|| "running".into(), |outcome| format!("{outcome:?}").to_lowercase()),
-        took,
+        outcome(turn),
+        took(turn).unwrap_or_else(|| "–".into()),
         turn.diff.map_or_else(|| "–".to_owned(), changed),
         if tokens == 0 { "–".to_owned() } else { tokens.to_string() },
         snapshot,

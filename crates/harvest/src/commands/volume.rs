@@ -1,12 +1,7 @@
 //! `harvest volume`: creates, lists and removes volumes.
 
-use std::time::SystemTime;
-
 use anyhow::{Result, bail};
-use harvest_proto::{
-    Timestamp,
-    api::{CreateVolume, Page, Volume, VolumeBacking},
-};
+use harvest_proto::api::{CreateVolume, Page, Volume, VolumeBacking};
 use serde_json::json;
 
 use super::ls::age;
@@ -14,7 +9,7 @@ use crate::{
     Invocation,
     backend::Backend,
     cli::{VolumeCommand, units},
-    printer::{Advice, table},
+    printer::Advice,
 };
 
 pub(crate) async fn run(ctx: &Invocation, verb: VolumeCommand) -> Result<u8> {
@@ -28,11 +23,8 @@ pub(crate) async fn run(ctx: &Invocation, verb: VolumeCommand) -> Result<u8> {
             ctx.print.hint(hint);
         }
         VolumeCommand::Ls => {
-            let now = Timestamp::from(SystemTime::now());
-            ctx.print.result(&list(&backend).await?, |volumes| {
-                let rows: Vec<_> = volumes.iter().map(|volume| row(volume, now)).collect();
-                table(&["NAME", "SIZE", "FILES", "BACKING", "AGE"], &rows)
-            })?;
+            let headings = ["NAME", "SIZE", "FILES", "BACKING", "AGE"];
+            ctx.print.list(&list(&backend).await?, headings, row)?;
         }
         VolumeCommand::Rm { names } => {
             // All names are checked before the first volume is removed.
@@ -48,9 +40,7 @@ pub(crate) async fn run(ctx: &Invocation, verb: VolumeCommand) -> Result<u8> {
                 backend.delete(&format!("/v1/volumes/{name}")).await?;
                 ctx.print.note(format!("Removed {name}"));
             }
-            if ctx.print.json {
-                ctx.print.result(&json!({ "removed": names }), |_| String::new())?;
-            }
+            ctx.print.document(&json!({ "removed": names }))?;
         }
     }
     Ok(0)
@@ -60,16 +50,16 @@ async fn list(backend: &Backend) -> Result<Vec<Volume>> {
     Ok(backend.get::<Page<Volume>>("/v1/volumes").await?.items)
 }
 
-fn row(volume: &Volume, now: Timestamp) -> Vec<String> {
+fn row(volume: &Volume) -> [String; 5] {
     let backing = match volume.backing {
         VolumeBacking::Image => "file system",
         VolumeBacking::Folder => "folder (limits not enforced)",
     };
-    vec![
+    [
         volume.name.clone(),
         units::bytes(volume.size_bytes),
         volume.files.to_string(),
         backing.to_owned(),
-        age(now.since(volume.created_at).as_secs()),
+        age(volume.created_at),
     ]
 }

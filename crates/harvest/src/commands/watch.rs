@@ -4,7 +4,7 @@ use std::{io::Write, pin::pin};
 
 use anyhow::{Result, bail};
 use futures_util::StreamExt;
-use harvest_proto::{Event, EventBody, SessionId, api::Session};
+use harvest_proto::{Event, EventBody, SessionId};
 
 use crate::{
     Invocation,
@@ -60,7 +60,7 @@ pub(crate) async fn follow(
                     return Ok(FollowResult::Finished(verdict));
                 }
             }
-            Some(Ok(Update::Snapshot(session))) => screen.session(&session),
+            Some(Ok(Update::Snapshot(session))) => screen.renderer.session(&session),
             Some(Err(error)) => {
                 screen.finish()?;
                 return Err(error);
@@ -90,7 +90,7 @@ pub(crate) async fn until<T>(
 /// Prints events as JSON lines or rendered text.
 pub(crate) struct Screen<'a> {
     ctx: &'a Invocation,
-    renderer: Renderer,
+    pub(super) renderer: Renderer,
     /// Whether lines go to stdout (`logs`) instead of stderr.
     lines_are_results: bool,
 }
@@ -99,15 +99,6 @@ impl<'a> Screen<'a> {
     pub(crate) fn new(ctx: &'a Invocation, lines_are_results: bool) -> Self {
         let renderer = Renderer::new(ctx.print.verbose, columns());
         Self { ctx, renderer, lines_are_results }
-    }
-
-    pub(crate) fn session(&mut self, session: &Session) {
-        self.renderer.session(session);
-    }
-
-    /// Shows tool output in full.
-    pub(crate) fn full(&mut self) {
-        self.renderer.full();
     }
 
     pub(crate) fn event(&mut self, event: &Event) -> Result<()> {

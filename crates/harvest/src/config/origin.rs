@@ -5,7 +5,7 @@ use harvest_proto::redact;
 use serde::Serialize;
 
 use super::{
-    Config, Env, Source,
+    Config, Env,
     keys::{Key, every_key, variable_of},
     path_of, read,
 };
@@ -18,6 +18,8 @@ pub(crate) struct Setting {
     /// A flag, a variable, the path of the file, or `default`.
     pub(crate) from: String,
 }
+
+const DEFAULT: &str = "default";
 
 /// Every key, in the order of the reference.
 pub(crate) fn settings(config: &Config, flags: &GlobalFlags, env: Env) -> Result<Vec<Setting>> {
@@ -32,19 +34,13 @@ pub(crate) fn settings(config: &Config, flags: &GlobalFlags, env: Env) -> Result
         } else {
             file.get(table).and_then(|table| table.get(*key))
         };
-        let (source, text) = match (flag(flags, &name), env(&variable), written) {
-            (Some(text), _, _) => (Source::Flag, text),
-            (None, Some(text), _) => (Source::Variable, text),
-            (None, None, Some(value)) => (Source::File, unquoted(value)),
-            (None, None, None) => (Source::Default, default_of(config, &name, default)),
+        let (from, text) = match (flag(flags, &name), env(&variable), written) {
+            (Some(text), _, _) => (format!("--{key}"), text),
+            (None, Some(text), _) => (variable, text),
+            (None, None, Some(value)) => (path.display().to_string(), unquoted(value)),
+            (None, None, None) => (DEFAULT.to_owned(), default_of(config, &name, default)),
         };
-        let from = match source {
-            Source::Flag => format!("--{key}"),
-            Source::Variable => variable,
-            Source::File => path.display().to_string(),
-            Source::Default => "default".to_owned(),
-        };
-        let secret = name == "token" && source != Source::Default;
+        let secret = name == "token" && from != DEFAULT;
         let value = if secret { "***".to_owned() } else { redact::redact(&text) };
         Setting { key: name, value, from }
     };

@@ -3,17 +3,14 @@
 use anyhow::{Result, bail};
 use harvest_session::Retention;
 
-use super::{
-    keys::{HAS_DEFAULT, RetentionTable},
-    tables::Span,
-};
+use super::keys::{HAS_DEFAULT, RetentionTable};
 use crate::printer::Advice;
 
 impl RetentionTable {
     /// Checks the values after `resolve`.
     pub(super) fn rules(self) -> Result<Retention> {
         let rules = Retention {
-            archived: self.archived.map(Span::duration),
+            archived: self.archived.map(|span| span.0),
             snapshots_per_session: self.snapshots_per_session.expect(HAS_DEFAULT),
             snapshots_bytes: self.snapshots_bytes.map(|size| size.0),
         };

@@ -12,31 +12,22 @@ use crate::printer::Advice;
 /// A duration: `90s`, `15m`, `1h 30m`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
-pub(crate) struct Span(Duration);
-
-impl Span {
-    pub(super) fn duration(self) -> Duration {
-        self.0
-    }
-}
-
-#[derive(Debug, thiserror::Error)]
-#[error("`{0}` is not a duration; write it as `90s`, `15m` or `24h`")]
-pub(crate) struct SpanError(String);
+pub(crate) struct Span(pub(super) Duration);
 
 impl std::str::FromStr for Span {
-    type Err = SpanError;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, SpanError> {
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("`{text}` is not a duration; write it as `90s`, `15m` or `24h`");
         let span = humantime::parse_duration(text).ok().filter(|span| span.as_millis() > 0);
-        span.map(Self).ok_or_else(|| SpanError(text.to_owned()))
+        span.map(Self).ok_or_else(wrong)
     }
 }
 
 impl TryFrom<String> for Span {
-    type Error = SpanError;
+    type Error = String;
 
-    fn try_from(text: String) -> Result<Self, SpanError> {
+    fn try_from(text: String) -> Result<Self, String> {
         text.parse()
     }
 }
@@ -51,7 +42,7 @@ impl ClocksTable {
         let clocks = Timeouts {
             heartbeat: duration(self.heartbeat),
             stale: duration(self.stale),
-            idle_freeze: self.idle_freeze.map(Span::duration),
+            idle_freeze: self.idle_freeze.map(|span| span.0),
             idle_pause: duration(self.idle_pause),
             boot: duration(self.boot),
             turn: duration(self.turn),

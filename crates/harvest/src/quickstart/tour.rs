@@ -13,6 +13,7 @@ use harvest_proto::{
         FindingLevel as Level, ForkSession, Session,
     },
 };
+use reqwest::Method;
 use serde_json::json;
 
 use super::sample;
@@ -22,7 +23,7 @@ use crate::{
     client::Client,
     commands::{self, watch::Screen},
     doctor,
-    follow::{CompletionTracker, Update, Verdict},
+    follow::{CompletionTracker, Lines, Update, Verdict},
     images,
     printer::{Advice, human_elapsed},
     publish::{NameConflict, publish},
@@ -183,7 +184,7 @@ impl Tour<'_> {
         self.began = Instant::now();
         let paused = self.client.session(id).await?;
         self.client.post_verb(id, "resume").await.context("cannot resume")?;
-        self.until_idle(id, paused.seq).await?;
+        self.follow(id, paused.seq, None).await.context("the session did not resume")?;
         self.done("Resumed");
         let after = self.output(id, "git log --oneline -1 && grep -c . README.md calc.py").await?;
         if before != after {
@@ -249,30 +250,12 @@ impl Tour<'_> {
         ));
     }
 
-    /// Waits until a resumed session accepts prompts.
-    async fn until_idle(&self, id: &SessionId, after: u64) -> Result<()> {
-        let mut updates = pin!(self.client.follow(id, after));
-        let mut screen = Screen::new(self.ctx, false);
-        let mut tracker = CompletionTracker::default();
-        while let Some(update) = updates.next().await {
-            let Update::Event(event) = update? else { continue };
-            screen.event(&event)?;
-            match tracker.event(&event.body) {
-                Some(Verdict::Succeeded) => return Ok(()),
-                Some(Verdict::Failed | Verdict::NeedsInput) => {
-                    bail!("the session did not resume")
-                }
-                None => {}
-            }
-        }
-        bail!("the event stream of {id} ended")
-    }
-
     /// The output of a command in the session's checkout.
     async fn output(&self, id: &SessionId, script: &str) -> Result<String> {
         let argv = ["sh", "-c", script].map(str::to_owned).to_vec();
-        let mut lines =
-            self.client.exec(id, &ExecRequest { argv, ..ExecRequest::default() }).await?;
+        let request = self.client.request(Method::POST, &format!("/v1/sessions/{id}/exec"));
+        let request = request.json(&ExecRequest { argv, ..ExecRequest::default() });
+        let mut lines = Lines::new(self.client.send(request).await?);
         let mut printed = Vec::new();
         while let Some(line) = lines.json::<ExecLine>().await? {
             match line {

@@ -176,7 +176,7 @@ fn lines_name_one_of_several_repositories() {
 #[test]
 fn full_tool_output_is_shown_on_request() {
     let mut renderer = Renderer::new(false, 30);
-    renderer.full();
+    renderer.full = true;
     let output = ["x".repeat(40), "y".into()].join("\n\n");
     let bodies = vec![started("a", "Bash", json!({"command": "go"})), ended("a", true, &output)];
     let screen = shown_by(renderer, bodies);

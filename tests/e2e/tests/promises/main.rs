@@ -22,6 +22,7 @@ mod recovery;
 mod resource_limits;
 mod sandboxes;
 mod secrets;
+mod session_output;
 mod standalone_sandboxes;
 mod stop;
 mod storm;

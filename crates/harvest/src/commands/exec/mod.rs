@@ -11,6 +11,7 @@ use anyhow::{Result, bail};
 
 use crate::{Invocation, cli::ExecArgs, printer::Advice};
 use outcome::{CommandOutcome, OutputSink};
+pub(crate) use request::signal_exit_code;
 
 pub(crate) async fn run(ctx: &Invocation, args: ExecArgs) -> Result<u8> {
     let sink = OutputSink::new(ctx.print.json);

@@ -5,7 +5,7 @@ use std::io::Write;
 use anyhow::Result;
 use base64::{Engine, prelude::BASE64_STANDARD};
 use harvest_engine::supervisor_client::Output;
-use harvest_proto::bridge::{Exit, Fault, FaultCode};
+use harvest_proto::bridge::Exit;
 use serde::Serialize;
 
 use super::head_tail::HeadTail;
@@ -56,18 +56,19 @@ impl CommandOutcome {
     }
 
     /// Adds a reason unless there is one.
-    pub(super) fn with_reason(self, reason: String) -> Self {
-        Self { error: self.error.or(Some(reason)), ..self }
+    pub(super) fn or_reason(self, reason: Option<String>) -> Self {
+        Self { error: self.error.or(reason), ..self }
     }
 
-    /// The command could not be started; the exit codes are those of a shell.
-    pub(super) fn refused(fault: &Fault) -> Self {
-        let (code, status) = match fault.code {
-            FaultCode::NotExecutable | FaultCode::Denied => (126, Status::Error),
-            FaultCode::NotFound => (127, Status::Error),
+    /// The command could not be started; the exit codes are those of a shell. `code` is the API's
+    /// error code.
+    pub(super) fn refused(code: &str, message: String) -> Self {
+        let (code, status) = match code {
+            "not_executable" | "denied" => (126, Status::Error),
+            "not_found" => (127, Status::Error),
             _ => (INTERNAL_ERROR, Status::Crashed),
         };
-        Self { code, status, millis: 0, error: Some(fault.message.clone()) }
+        Self { code, status, millis: 0, error: Some(message) }
     }
 
     /// The sandbox ended while the command ran.
@@ -77,12 +78,7 @@ impl CommandOutcome {
 
     /// Harvest failed before the command ran.
     pub(super) fn internal_error(error: &anyhow::Error) -> Self {
-        Self {
-            code: INTERNAL_ERROR,
-            status: Status::Crashed,
-            millis: 0,
-            error: Some(format!("{error:#}")),
-        }
+        Self::crashed(format!("{error:#}"), 0)
     }
 }
 
@@ -161,7 +157,7 @@ impl OutputSink {
                     stderr_base64,
                     error: outcome.error.as_deref(),
                 };
-                print.result(&document, |_| String::new())?;
+                print.document(&document)?;
             }
         }
         Ok(outcome.code)
@@ -195,11 +191,8 @@ mod tests {
         assert_eq!(code_and_status(Exit::Signal(15)), (143, Status::Error));
         assert_eq!(code_and_status(Exit::Timeout), (124, Status::Timeout));
         assert_eq!(code_and_status(Exit::Oom), (137, Status::Oom));
-        let refused = |code| CommandOutcome::refused(&Fault::new(code, "x")).code;
-        assert_eq!(
-            [FaultCode::NotFound, FaultCode::NotExecutable, FaultCode::System].map(refused),
-            [127, 126, 125]
-        );
+        let refused = |code| CommandOutcome::refused(code, "x".into()).code;
+        assert_eq!(["not_found", "not_executable", "system"].map(refused), [127, 126, 125]);
         assert_eq!(CommandOutcome::crashed("killed".into(), 0).code, 125);
     }
 

@@ -1,10 +1,7 @@
 //! Sends the command of `harvest exec`, with standard input of any length, and prints its output. A
 //! fresh sandbox is removed however this process ends.
 
-use std::{
-    io::Read,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use base64::{Engine, prelude::BASE64_STANDARD};
@@ -12,15 +9,12 @@ use futures_util::{StreamExt, stream};
 use harvest_engine::supervisor_client::Output;
 use harvest_proto::{
     SandboxId,
-    api::{CreateSandbox, ExecLine, ExecRequest},
-    bridge::{Fault, FaultCode},
+    api::{CreateSandbox, ExecLine, ExecRequest, SandboxLimits},
 };
 use harvest_server::in_process::{ByteStream, RequestBody};
 use reqwest::Method;
-use tokio::{
-    signal::unix::{SignalKind, signal},
-    sync::mpsc,
-};
+use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::{
     outcome::{CommandOutcome, OutputSink},
@@ -35,6 +29,7 @@ use crate::{
     images,
     printer::{Advice, is_broken_pipe},
     resolve,
+    socket::read_chunks,
 };
 
 /// Content type: one JSON line with the command, followed by its standard input.
@@ -66,7 +61,9 @@ fn is_session(target: &str) -> bool {
 
 async fn exec(ctx: &Invocation, backend: &Backend, args: ExecArgs, sink: OutputSink) -> Result<u8> {
     let (began, with_stdin, target) = (Instant::now(), args.stdin, args.target.clone());
-    if target.is_some() && (args.limits.is_any_set() || args.volumes.is_any_set()) {
+    if target.is_some()
+        && (args.limits.limits() != SandboxLimits::default() || args.volumes.is_any_set())
+    {
         let hint = "omit the sandbox or session to use a fresh sandbox";
         bail!(Advice::new("limits and volumes of an existing sandbox cannot be changed", hint));
     }
@@ -103,15 +100,15 @@ async fn exec(ctx: &Invocation, backend: &Backend, args: ExecArgs, sink: OutputS
 }
 
 /// Waits for a signal to exit; returns the exit code.
-async fn signal_exit_code() -> Result<u8> {
+pub(crate) async fn signal_exit_code() -> Result<u8> {
     let listen = |kind| signal(kind).context("cannot listen for signals");
     let mut interrupt = listen(SignalKind::interrupt())?;
     let mut terminate = listen(SignalKind::terminate())?;
     let mut hangup = listen(SignalKind::hangup())?;
     Ok(tokio::select! {
-        _ = interrupt.recv() => 130,
-        _ = terminate.recv() => 143,
-        _ = hangup.recv() => 129,
+        _ = interrupt.recv() => 128 + 2,
+        _ = terminate.recv() => 128 + 15,
+        _ = hangup.recv() => 128 + 1,
     })
 }
 
@@ -124,7 +121,8 @@ fn request(args: ExecArgs) -> Result<ExecRequest> {
         env: variables(&args.env)?,
         argv: args.command,
         code: args.code,
-        lang: args.lang.map(Into::into),
+        // The API has the same words.
+        lang: serde_json::from_value(json!(args.lang))?,
         cwd: args.workdir,
         user: args.user,
         timeout_millis: args.timeout.map(millis),
@@ -135,32 +133,9 @@ fn request(args: ExecArgs) -> Result<ExecRequest> {
 /// The command as one line, followed by standard input as it arrives.
 fn with_stdin_stream(mut command: Vec<u8>) -> ByteStream {
     command.push(b'\n');
-    let (pieces, waiting) = mpsc::channel(2);
-    // Not joined: it may still read from a terminal after the command has ended.
-    std::thread::spawn(move || feed(&pieces));
-    let input =
-        stream::unfold(
-            waiting,
-            |mut waiting| async move { Some((waiting.recv().await?, waiting)) },
-        );
+    let mut chunks = read_chunks(std::io::stdin(), 64 * 1024);
+    let input = stream::poll_fn(move |context| chunks.poll_recv(context)).map(Ok);
     stream::iter([Ok(command)]).chain(input).boxed()
-}
-
-fn feed(pieces: &mpsc::Sender<std::io::Result<Vec<u8>>>) {
-    let mut stdin = std::io::stdin().lock();
-    let mut buffer = vec![0u8; 64 * 1024];
-    loop {
-        let piece = match stdin.read(&mut buffer) {
-            Ok(length @ 1..) => Ok(buffer[..length].to_vec()),
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
-            // A read error counts as the end of input.
-            Ok(0) | Err(_) => return,
-        };
-        // The command has ended.
-        if pieces.blocking_send(piece).is_err() {
-            return;
-        }
-    }
 }
 
 struct RunningCommand<'a> {
@@ -205,30 +180,17 @@ impl RunningCommand<'_> {
                 self.sink.write(Output::Stderr, &bytes(&data)?)?;
                 None
             }
-            ExecLine::Exited { exit, millis, reason } => Some(match reason {
-                Some(reason) => CommandOutcome::exited(exit, millis).with_reason(reason),
-                None => CommandOutcome::exited(exit, millis),
-            }),
+            ExecLine::Exited { exit, millis, reason } => {
+                Some(CommandOutcome::exited(exit, millis).or_reason(reason))
+            }
             ExecLine::Failed { code, message } if code == "sandbox_ended" => {
                 Some(CommandOutcome::crashed(message, millis(self.began.elapsed())))
             }
-            ExecLine::Failed { code, message } => {
-                Some(CommandOutcome::refused(&Fault::new(fault(&code), message)))
-            }
+            ExecLine::Failed { code, message } => Some(CommandOutcome::refused(&code, message)),
         })
     }
 }
 
 fn bytes(data: &str) -> Result<Vec<u8>> {
     BASE64_STANDARD.decode(data).context("the server sent output that is not base64")
-}
-
-/// Maps the API's error code of a command that could not start.
-fn fault(code: &str) -> FaultCode {
-    match code {
-        "not_executable" => FaultCode::NotExecutable,
-        "denied" => FaultCode::Denied,
-        "not_found" => FaultCode::NotFound,
-        _ => FaultCode::System,
-    }
 }

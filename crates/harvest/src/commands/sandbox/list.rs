@@ -1,16 +1,11 @@
 //! `harvest sandbox ls` and `inspect`.
 
-use std::time::SystemTime;
-
 use anyhow::Result;
-use harvest_proto::{
-    Timestamp,
-    api::{Sandbox, SandboxList, SandboxNetwork, SandboxStatus, VolumeMount},
-};
+use harvest_proto::api::{Sandbox, SandboxList, SandboxNetwork, SandboxStatus, VolumeMount};
 use serde_json::Value;
 
 use super::super::ls::age;
-use crate::{Invocation, backend::Backend, printer::table, resolve};
+use crate::{Invocation, backend::Backend, resolve};
 
 pub(super) async fn ls(ctx: &Invocation, backend: &Backend) -> Result<()> {
     let SandboxList { items, damaged } = backend.get("/v1/sandboxes").await?;
@@ -26,11 +21,7 @@ pub(super) async fn ls(ctx: &Invocation, backend: &Backend) -> Result<()> {
         );
         return Ok(());
     }
-    let now = Timestamp::from(SystemTime::now());
-    ctx.print.result(&items, |items| {
-        let rows: Vec<_> = items.iter().map(|sandbox| row(sandbox, now)).collect();
-        table(&["ID", "STATE", "IMAGE", "OWNER", "NETWORK", "AGE"], &rows)
-    })
+    ctx.print.list(&items, ["ID", "STATE", "IMAGE", "OWNER", "NETWORK", "AGE"], row)
 }
 
 pub(super) async fn inspect(ctx: &Invocation, backend: &Backend, typed: &str) -> Result<()> {
@@ -47,7 +38,7 @@ fn volume(mount: &VolumeMount) -> String {
     format!("{}:{}{mode}", mount.name, mount.inside)
 }
 
-fn row(sandbox: &Sandbox, now: Timestamp) -> Vec<String> {
+fn row(sandbox: &Sandbox) -> [String; 6] {
     let state = match sandbox.state {
         SandboxStatus::Running => "running",
         SandboxStatus::Dead => "dead",
@@ -57,13 +48,13 @@ fn row(sandbox: &Sandbox, now: Timestamp) -> Vec<String> {
         SandboxNetwork::Gateway => "gateway",
         SandboxNetwork::Host => "host",
     };
-    vec![
+    [
         sandbox.id.to_string(),
         state.to_owned(),
         sandbox.image.clone().unwrap_or_else(|| "–".to_owned()),
         sandbox.owner.to_string(),
         network.to_owned(),
-        age(now.since(sandbox.created_at).as_secs()),
+        age(sandbox.created_at),
     ]
 }
 

@@ -171,10 +171,7 @@ async fn remove(
 }
 
 fn done(ctx: &Invocation, word: &str, ids: &[SandboxId]) -> Result<()> {
-    match ctx.print.json {
-        true => ctx.print.result(&json!({ word: ids }), |_| String::new()),
-        false => Ok(()),
-    }
+    ctx.print.document(&json!({ word: ids }))
 }
 
 /// Resolves all ids before any sandbox changes. Sandboxes of sessions are refused, except with
