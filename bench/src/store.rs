@@ -144,7 +144,7 @@ async fn session(store: &Store, lease: Lease) -> Result<SessionId> {
         at: NOW,
     };
     let id = new.id.clone();
-    store.session_insert(lease, new, Vec::new()).await?;
+    store.session_insert_all(lease, vec![(new, Vec::new())]).await?;
     Ok(id)
 }
 

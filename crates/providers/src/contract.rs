@@ -94,8 +94,8 @@ impl Suite {
         let bridge = self.dial(&sandbox).await;
         let argv = ["echo", "hello"].map(str::to_owned).to_vec();
         let command = Command { argv, ..Command::default() };
-        let output = bridge.run_command(command, 1024).await.expect("a command runs");
-        assert_eq!((output.exit, &output.stdout[..]), (Exit::Code(0), &b"hello\n"[..]));
+        let output = bridge.run_command(command).await.expect("a command runs");
+        assert_eq!((output.exit, &output.tail[..]), (Exit::Code(0), &b"hello\n"[..]));
         self.remove(&sandbox).await;
     }
 
@@ -147,7 +147,7 @@ impl Suite {
         self.write(&sandbox, "frozen").await;
         let bridge = self.dial(&sandbox).await;
         let argv = ["echo", "on"].map(str::to_owned).to_vec();
-        let command = bridge.run_command(Command { argv, ..Command::default() }, 1024);
+        let command = bridge.run_command(Command { argv, ..Command::default() });
         let order = Mutex::new(Vec::new());
         let note = |what| order.lock().expect("no holder of this lock panics").push(what);
         let ran = async {
@@ -163,7 +163,7 @@ impl Suite {
             }
         };
         let (ran, ()) = tokio::join!(ran, thawed);
-        assert_eq!((ran.exit, &ran.stdout[..]), (Exit::Code(0), &b"on\n"[..]));
+        assert_eq!((ran.exit, &ran.tail[..]), (Exit::Code(0), &b"on\n"[..]));
         let order = order.into_inner().expect("no holder of this lock panics");
         assert_eq!(order, ["thawed", "ran"], "nothing runs in a frozen sandbox");
         // A freeze that is not renewed ends by itself.
@@ -172,7 +172,7 @@ impl Suite {
             .await
             .expect("a sandbox is frozen again");
         let argv = ["echo", "by itself"].map(str::to_owned).to_vec();
-        let ran = bridge.run_command(Command { argv, ..Command::default() }, 1024).await;
+        let ran = bridge.run_command(Command { argv, ..Command::default() }).await;
         assert!(ran.expect("a command runs").ok(), "an expired freeze ends");
         freezing.freeze(&sandbox, hold).await.expect("a sandbox is frozen again");
         self.remove(&sandbox).await;

@@ -139,9 +139,9 @@ async fn in_state_of(local: &Local, repository: &str, script: &str) -> String {
     let user = Some("10001".to_owned());
     let env = [("PATH".to_owned(), "/bin".to_owned())].into();
     let command = Command { argv, user, env, ..Command::default() };
-    let output = bridge.run_command(command, 4096).await.unwrap();
+    let output = bridge.run_command(command).await.unwrap();
     local.remove(&sandbox).await.unwrap();
-    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    output.tail()
 }
 
 #[tokio::test]
@@ -150,8 +150,12 @@ async fn repository_state_persists_between_sandboxes() {
     let local = home.provider();
     in_state_of(&local, "acme/app", "echo found > /mnt/state/workspace/left").await;
     assert_eq!(in_state_of(&local, "acme/app", "cat /mnt/state/workspace/left").await, "found");
-    let other =
-        in_state_of(&local, "other/app", "cat /mnt/state/workspace/left || echo nothing").await;
+    let other = in_state_of(
+        &local,
+        "other/app",
+        "cat /mnt/state/workspace/left 2>/dev/null || echo nothing",
+    )
+    .await;
     assert_eq!(other, "nothing");
 }
 

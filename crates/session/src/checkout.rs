@@ -1,7 +1,5 @@
 //! Prepares and inspects a session's checkouts over the bridge.
 
-use std::collections::BTreeMap;
-
 use harvest_proto::{
     BranchName, CheckoutFolder,
     bridge::{Command, GitQuery, GitRequest, Reply, ToSupervisor, Truncation},
@@ -29,7 +27,6 @@ pub(crate) enum PrepareError {
 pub(crate) fn command(argv: &[&str], folder: &str, timeout_millis: u64) -> Command {
     Command {
         argv: argv.iter().map(|&part| part.to_owned()).collect(),
-        env: BTreeMap::new(),
         cwd: Some(folder.to_owned()),
         user: Some("harvest".to_owned()),
         timeout_millis: Some(timeout_millis),

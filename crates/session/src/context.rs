@@ -22,13 +22,3 @@ pub(crate) struct Shared {
     pub(crate) removals: Arc<Removals>,
     pub(crate) retention: Arc<RetentionEnforcer>,
 }
-
-impl Shared {
-    /// Spawns a task that is cancelled when the server stops.
-    pub(crate) fn spawn(
-        &self,
-        task: impl Future<Output = ()> + Send + 'static,
-    ) -> tokio::task::JoinHandle<Option<()>> {
-        self.tasks.spawn(task)
-    }
-}

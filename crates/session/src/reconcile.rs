@@ -9,11 +9,11 @@ use harvest_proto::{
     EventBody, SandboxId, SessionId, SnapshotId,
     api::{SandboxOwner, Snapshot, SnapshotOwner},
 };
-use harvest_store::{Removal, SessionRecord, Write};
+use harvest_store::{Removal, SessionRecord};
 
 use crate::{
-    context::Shared, error::SessionError, error_chain::error_chain, sandboxes::Snapshots,
-    wall_clock::now,
+    context::Shared, driver::event, error::SessionError, error_chain::error_chain,
+    sandboxes::Snapshots, wall_clock::now,
 };
 
 const STORE_NAME: &str = "store_name";
@@ -162,14 +162,7 @@ async fn belongs_to_this_store(
     shared: &Shared,
     snapshots: &dyn Snapshots,
 ) -> Result<bool, SessionError> {
-    let name = match shared.store.meta_get(STORE_NAME).await? {
-        Some(name) => name,
-        None => {
-            let name = SessionId::random().part().to_owned();
-            shared.store.meta_set(STORE_NAME, &name).await?;
-            name
-        }
-    };
+    let name = shared.store.meta_claim(STORE_NAME, SessionId::random().part()).await?;
     Ok(snapshots.claim_for_store(&name).await?)
 }
 
@@ -188,8 +181,7 @@ async fn report_missing(
         "the snapshot of {of} ({}) is no longer on this machine; it cannot be restored or forked",
         snapshot.id
     );
-    let event =
-        Write::Event { at: now(), turn: None, body: Box::new(EventBody::Warning { message }) };
+    let event = event(now(), None, EventBody::Warning { message });
     shared.store.session_commit(session, shared.lease, now(), vec![event]).await?;
     Ok(())
 }

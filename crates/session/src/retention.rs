@@ -20,17 +20,14 @@ use harvest_proto::{
     SessionId, SnapshotId, Timestamp,
     api::{RetentionDrop, RetentionReport, SessionDiskUsage, SessionState, Snapshot},
 };
-use harvest_store::{Lease, SessionRecord, Store};
+use harvest_store::SessionRecord;
 use tokio::sync::Notify;
 
 use crate::{
-    error::SessionError, jobs::Job, removals::Removals, sandbox_context::SandboxContext,
-    sandboxes::SnapshotSize, wall_clock::now,
+    error::SessionError, jobs::Job, removals::Removals, sandboxes::SnapshotSize, wall_clock::now,
 };
 
 const INTERVAL: Duration = Duration::from_secs(600);
-
-const PAGE_SIZE: u32 = 200;
 
 /// The retention rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,6 +51,7 @@ impl Default for Retention {
 #[derive(Debug, Clone)]
 struct SnapshotUsage {
     session: SessionId,
+    title: String,
     archived: bool,
     last_activity: Timestamp,
     /// The snapshot from which the session would continue.
@@ -140,26 +138,19 @@ fn over_quota(
             removed.push((usage, snapshot));
         }
     }
-    let still_used: BTreeSet<&str> =
-        users.iter().filter(|(_, (_, users))| *users > 0).map(|(name, _)| *name).collect();
-    let frees = |snapshot: &Snapshot| {
-        layers_of(snapshot)
-            .iter()
-            .any(|(name, bytes)| *bytes > 0 && !still_used.contains(name.as_str()))
-    };
+    let unused = |name: &str| users.get(name).is_none_or(|(_, users)| *users == 0);
+    let frees =
+        |snapshot| layers_of(snapshot).iter().any(|(name, bytes)| *bytes > 0 && unused(name));
     removed.retain(|(_, snapshot)| frees(snapshot));
-    removed
-        .into_iter()
-        .map(|(usage, snapshot)| (usage.session.clone(), snapshot.id.clone()))
-        .collect()
+    let ids = |(usage, snapshot): (&SnapshotUsage, &Snapshot)| {
+        (usage.session.clone(), snapshot.id.clone())
+    };
+    removed.into_iter().map(ids).collect()
 }
 
 /// Applies the retention rules.
 pub(crate) struct RetentionEnforcer {
     pub(crate) rules: Retention,
-    pub(crate) store: Store,
-    pub(crate) lease: Lease,
-    pub(crate) sandboxes: Arc<SandboxContext>,
     pub(crate) removals: Arc<Removals>,
 }
 
@@ -168,7 +159,7 @@ impl RetentionEnforcer {
     pub(crate) fn spawn(self: &Arc<Self>) {
         let job = Job { name: "retention", period: Some(INTERVAL), wake: Arc::new(Notify::new()) };
         let retention = Arc::clone(self);
-        job.spawn(&self.sandboxes.tasks, move || {
+        job.spawn(&self.removals.sandboxes.tasks, move || {
             let retention = Arc::clone(&retention);
             async move { Ok(retention.enforce().await?) }
         });
@@ -177,86 +168,72 @@ impl RetentionEnforcer {
     /// Applies the rules once.
     pub(crate) async fn enforce(&self) -> Result<(), SessionError> {
         let rules = &self.rules;
-        let (usages, _, disks) = load(self, rules.snapshots_bytes.is_some()).await?;
+        let (usages, disks) = load(&self.removals, rules.snapshots_bytes.is_some()).await?;
         apply(self, &plan(rules, now(), &usages, &disks)).await
     }
 
-    /// The disk usage of sessions, and what retention would remove now.
-    pub(crate) async fn report(&self) -> Result<RetentionReport, SessionError> {
-        let (usages, records, disks) = load(self, true).await?;
+    /// The disk usage of sessions, and what retention removes now, or with `dry_run` would remove.
+    pub(crate) async fn report(&self, dry_run: bool) -> Result<RetentionReport, SessionError> {
+        let (usages, disks) = load(&self.removals, true).await?;
         let plan = plan(&self.rules, now(), &usages, &disks);
-        Ok(report(&usages, &records, &disks, plan))
-    }
-
-    /// Applies the rules now and returns what it removed.
-    pub(crate) async fn enforce_and_report(&self) -> Result<RetentionReport, SessionError> {
-        let (usages, records, disks) = load(self, true).await?;
-        let plan = plan(&self.rules, now(), &usages, &disks);
-        apply(self, &plan).await?;
-        Ok(report(&usages, &records, &disks, plan))
+        if !dry_run {
+            apply(self, &plan).await?;
+        }
+        Ok(report(&usages, &disks, plan))
     }
 }
 
 async fn load(
-    shared: &RetentionEnforcer,
+    shared: &Removals,
     with_sizes: bool,
-) -> Result<(Vec<SnapshotUsage>, HashMap<SessionId, SessionRecord>, Vec<SnapshotSize>), SessionError>
-{
+) -> Result<(Vec<SnapshotUsage>, Vec<SnapshotSize>), SessionError> {
     let mut snapshots: HashMap<SessionId, Vec<Snapshot>> = HashMap::new();
     for (session, snapshot) in shared.store.snapshot_all().await? {
         snapshots.entry(session).or_default().push(snapshot);
     }
-    let (mut usages, mut records, mut cursor) = (Vec::new(), HashMap::new(), None);
-    loop {
-        let page = shared.store.session_list(cursor.clone(), PAGE_SIZE).await?;
-        let Some(last) = page.last() else { break };
-        cursor = Some((last.session.created_at, last.session.id.clone()));
-        for record in page {
-            let session = &record.session;
-            usages.push(SnapshotUsage {
-                session: session.id.clone(),
-                archived: session.state == SessionState::Archived,
-                last_activity: session.last_activity,
-                newest: session.snapshot_id.clone(),
-                snapshots: snapshots.remove(&session.id).unwrap_or_default(),
-            });
-            records.insert(session.id.clone(), record);
-        }
-    }
+    let mut usages = Vec::new();
+    let visit = |SessionRecord { session, .. }| {
+        usages.push(SnapshotUsage {
+            snapshots: snapshots.remove(&session.id).unwrap_or_default(),
+            session: session.id,
+            title: session.title,
+            archived: session.state == SessionState::Archived,
+            last_activity: session.last_activity,
+            newest: session.snapshot_id,
+        });
+    };
+    shared.store.session_each(visit).await?;
     let disks = match shared.sandboxes.provider.snapshots() {
         Some(snapshots) if with_sizes => snapshots.sizes().await?,
         _ => Vec::new(),
     };
-    Ok((usages, records, disks))
+    Ok((usages, disks))
 }
 
-async fn apply(shared: &RetentionEnforcer, plan: &RetentionPlan) -> Result<(), SessionError> {
+async fn apply(enforcer: &RetentionEnforcer, plan: &RetentionPlan) -> Result<(), SessionError> {
+    let removals = &enforcer.removals;
+    let (store, lease) = (&removals.store, removals.lease);
     for (session, why) in &plan.sessions {
         // The session may have been resumed since the plan was made: the store checks again.
-        let Some(limit) = shared.rules.archived else { continue };
+        let Some(limit) = enforcer.rules.archived else { continue };
         let inactive_since = now().before(limit);
-        let removals = shared
-            .store
-            .session_delete_archived(session, shared.lease, inactive_since, now())
-            .await?;
-        tracing::info!(%session, why, removals = removals.len(), "deleted an archived session");
-        shared.removals.remove_now(&removals).await;
+        let deleted = store.session_delete_archived(session, lease, inactive_since, now()).await?;
+        tracing::info!(%session, why, removals = deleted.len(), "deleted an archived session");
+        removals.remove_now(&deleted).await;
     }
     let mut by_session: BTreeMap<(&SessionId, &'static str), Vec<SnapshotId>> = BTreeMap::new();
     for (session, snapshot, why) in &plan.snapshots {
         by_session.entry((session, *why)).or_default().push(snapshot.clone());
     }
     for ((session, why), snapshots) in by_session {
-        let dropped =
-            shared.store.snapshot_drop(session, shared.lease, snapshots, why, now()).await?;
-        shared.removals.remove_now(&dropped).await;
+        let dropped = store.snapshot_drop(session, lease, snapshots, why, now()).await?;
+        removals.remove_now(&dropped).await;
     }
     Ok(())
 }
 
 fn report(
     usages: &[SnapshotUsage],
-    records: &HashMap<SessionId, SessionRecord>,
     disks: &[SnapshotSize],
     plan: RetentionPlan,
 ) -> RetentionReport {
@@ -264,10 +241,7 @@ fn report(
     let mut all: BTreeMap<&str, u64> = BTreeMap::new();
     let item = |usage: &SnapshotUsage| SessionDiskUsage {
         session: usage.session.clone(),
-        title: records
-            .get(&usage.session)
-            .map(|record| record.session.title.clone())
-            .unwrap_or_default(),
+        title: usage.title.clone(),
         snapshots: usage.snapshots.len() as u64,
         pinned: usage.snapshots.iter().filter(|snapshot| snapshot.pinned).count() as u64,
         bytes: usage.snapshots.iter().filter_map(|snapshot| own.get(&snapshot.id)).sum(),
@@ -319,6 +293,7 @@ mod tests {
                 pins.iter().zip(0..).map(|(pinned, at)| snapshot(at, *pinned)).collect();
             SnapshotUsage {
                 session: SessionId::random(),
+                title: String::new(),
                 archived,
                 last_activity: Timestamp::from_millis(NOW.as_millis() - quiet * 1000),
                 newest: snapshots.last().map(|newest| newest.id.clone()),

@@ -128,22 +128,14 @@ async fn shared(
         sandboxes: Arc::clone(&sandboxes),
         wake: Arc::new(Notify::new()),
     });
-    let retention = Arc::new(RetentionEnforcer {
-        rules: config.retention,
-        store: store.clone(),
-        lease,
-        sandboxes: Arc::clone(&sandboxes),
-        removals: Arc::clone(&removals),
-    });
+    let retention = RetentionEnforcer { rules: config.retention, removals: Arc::clone(&removals) };
     let repositories = Repositories::new(RepositoryContext {
         store: store.clone(),
-        lease,
         forge,
         sandboxes: Arc::clone(&sandboxes),
         removals: Arc::clone(&removals),
         image: config.image,
         trusted,
-        timeouts: timeouts.clone(),
         clock,
     });
     Ok(Shared {
@@ -155,7 +147,7 @@ async fn shared(
         sandboxes,
         repositories,
         removals,
-        retention,
+        retention: Arc::new(retention),
     })
 }
 
@@ -165,7 +157,8 @@ fn sandbox_context(
     tasks: &Tasks,
 ) -> SandboxContext {
     let (provider, limits) = (Arc::clone(&dependencies.provider), dependencies.config.limits);
-    let service = Sandboxes::of_server(provider, limits, dependencies.store.clone(), tasks.clone());
+    let store = Some(dependencies.store.clone());
+    let service = Sandboxes::new(provider, limits, store, tasks.clone());
     SandboxContext {
         provider: Arc::clone(service.provider()),
         admission: Arc::clone(service.admission()),

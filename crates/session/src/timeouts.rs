@@ -66,6 +66,11 @@ impl Default for Timeouts {
     }
 }
 
+/// A duration in whole milliseconds.
+pub(crate) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// When an owner takes its connection for dead.
 #[derive(Debug, Clone, Copy)]
 pub struct LivenessTimeouts {

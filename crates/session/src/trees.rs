@@ -17,16 +17,8 @@ use crate::{
 // The largest pack copied between two sandboxes for a comparison.
 const MAX_PACK_BYTES: usize = 64 << 20;
 
-/// The result of a comparison.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum TreeComparison {
-    Diff {
-        text: Vec<u8>,
-        truncated: bool,
-    },
-    /// One of the two trees is not in this sandbox.
-    Missing,
-}
+/// The text of a diff, and whether it was truncated.
+pub(crate) type Diff = (Vec<u8>, bool);
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TreeError {
@@ -63,23 +55,20 @@ pub(crate) async fn save(
     saved.map_err(|error| TreeError::of(error, folder))
 }
 
-/// Runs a comparison; the output is truncated at `limit` bytes.
+/// Runs a comparison; the output is truncated at `limit` bytes. `None` when one of the two trees is
+/// not in this sandbox.
 pub(crate) async fn compare(
     bridge: &Bridge,
     folder: &CheckoutFolder,
     comparison: GitQuery,
     limit: usize,
-) -> Result<TreeComparison, TreeError> {
+) -> Result<Option<Diff>, TreeError> {
     match bridge.git_query(folder, comparison, limit).await {
         Ok(QueryOutput { truncated: Some(Truncation::Timeout), .. }) => {
             Err(TreeError::timed_out(folder))
         }
-        Ok(QueryOutput { bytes, truncated }) => {
-            Ok(TreeComparison::Diff { text: bytes, truncated: truncated.is_some() })
-        }
-        Err(BridgeError::Fault(fault)) if fault.code == FaultCode::NotFound => {
-            Ok(TreeComparison::Missing)
-        }
+        Ok(QueryOutput { bytes, truncated }) => Ok(Some((bytes, truncated.is_some()))),
+        Err(BridgeError::Fault(fault)) if fault.code == FaultCode::NotFound => Ok(None),
         Err(error) => Err(TreeError::of(error, folder)),
     }
 }

@@ -16,7 +16,7 @@ use crate::{
     DbConnection, DbQuery, DbRow, Lease, StoreError,
     batch::placeholders,
     events::{self, NewEvents},
-    job::{self, Reply},
+    job::{self, Job, JobFuture, Reply},
     row,
     write::{self, Committed, Write},
 };
@@ -26,38 +26,31 @@ pub(crate) const MAX_BATCH: usize = 64;
 
 /// A request whose writes are all events.
 pub(crate) struct Append {
-    session: SessionId,
-    lease: Lease,
-    at: Timestamp,
-    writes: Vec<Write>,
-    done: Option<Committed>,
-    reply: Reply<Committed>,
+    pub(crate) session: SessionId,
+    pub(crate) lease: Lease,
+    pub(crate) at: Timestamp,
+    pub(crate) writes: Vec<Write>,
+    pub(crate) done: Option<Committed>,
+    pub(crate) reply: Reply<Committed>,
 }
 
-impl Append {
-    pub(crate) fn new(
-        session: SessionId,
-        lease: Lease,
-        at: Timestamp,
-        writes: Vec<Write>,
-        reply: Reply<Committed>,
-    ) -> Self {
-        Self { session, lease, at, writes, done: None, reply }
+impl Job for Append {
+    fn run<'c>(&'c mut self, connection: &'c mut DbConnection) -> JobFuture<'c, NewEvents> {
+        Box::pin(async move {
+            let writes = std::mem::take(&mut self.writes);
+            let done = write::apply(connection, &self.session, self.lease, self.at, writes).await?;
+            let events = done.new_events(&self.session);
+            self.done = Some(done);
+            Ok(events)
+        })
     }
 
-    pub(crate) async fn run(
-        &mut self,
-        connection: &mut DbConnection,
-    ) -> Result<NewEvents, StoreError> {
-        let writes = std::mem::take(&mut self.writes);
-        let done = write::apply(connection, &self.session, self.lease, self.at, writes).await?;
-        let events = done.new_events(&self.session);
-        self.done = Some(done);
-        Ok(events)
-    }
-
-    pub(crate) fn reply(self, failure: Option<StoreError>) {
+    fn reply(self: Box<Self>, failure: Option<StoreError>) {
         job::reply(self.reply, self.done, failure);
+    }
+
+    fn append(&mut self) -> Option<&mut Append> {
+        Some(self)
     }
 }
 

@@ -4,8 +4,7 @@
 use harvest_proto::{RepositoryName, SnapshotId, Timestamp, api::Build};
 
 use crate::{
-    DbRow, Store, StoreError, leases,
-    leases::Lease,
+    DbRow, Lease, Store, StoreError,
     row::{self, bigint, to_json},
 };
 
@@ -19,55 +18,32 @@ impl Store {
         snapshot: &SnapshotId,
         at: Timestamp,
     ) -> Result<(), StoreError> {
-        let (repository, snapshot) = (repository.to_string(), snapshot.to_string());
-        self.writer
-            .run(move |connection| {
-                Box::pin(async move {
-                    leases::check(connection, lease).await?;
-                    sqlx::query(
-                        "INSERT INTO builds (snapshot, repository, status, started_at)
-                         VALUES ($1, $2, 'building', $3)",
-                    )
-                    .bind(snapshot)
-                    .bind(repository)
-                    .bind(at.as_millis())
-                    .execute(connection)
-                    .await
-                    .map_err(|error| StoreError::or_exists(error, "a build of this repository"))?;
-                    Ok(())
-                })
-            })
-            .await
+        let query = sqlx::query(
+            "INSERT INTO builds (snapshot, repository, status, started_at)
+             VALUES ($1, $2, 'building', $3)",
+        )
+        .bind(snapshot.to_string())
+        .bind(repository.to_string())
+        .bind(at.as_millis());
+        let begun = self.writer.execute(Some(lease), query).await.map(drop);
+        begun.map_err(|error| StoreError::or_exists(error, "a build of this repository"))
     }
 
     /// Marks a build as successful; it becomes the repository's newest.
     pub async fn build_publish(&self, lease: Lease, build: &Build) -> Result<(), StoreError> {
-        let build = build.clone();
-        self.writer
-            .run(move |connection| {
-                Box::pin(async move {
-                    leases::check(connection, lease).await?;
-                    let changed = sqlx::query(
-                        "UPDATE builds SET status = 'ready', commit_id = $2, check_evidence = $3,
-                         millis = $4, built_at = $5 WHERE snapshot = $1 AND status = 'building'",
-                    )
-                    .bind(build.snapshot.to_string())
-                    .bind(build.commit)
-                    .bind(build.check.as_ref().map(to_json))
-                    .bind(bigint(build.millis))
-                    .bind(build.built_at.as_millis())
-                    .execute(connection)
-                    .await?;
-                    if changed.rows_affected() == 0 {
-                        return Err(StoreError::missing(format!(
-                            "build {} in progress",
-                            build.snapshot
-                        )));
-                    }
-                    Ok(())
-                })
-            })
-            .await
+        let query = sqlx::query(
+            "UPDATE builds SET status = 'ready', commit_id = $2, check_evidence = $3,
+             millis = $4, built_at = $5 WHERE snapshot = $1 AND status = 'building'",
+        )
+        .bind(build.snapshot.to_string())
+        .bind(build.commit.clone())
+        .bind(build.check.as_ref().map(to_json))
+        .bind(bigint(build.millis))
+        .bind(build.built_at.as_millis());
+        match self.writer.execute(Some(lease), query).await? {
+            0 => Err(StoreError::missing(format!("build {} in progress", build.snapshot))),
+            _ => Ok(()),
+        }
     }
 
     /// Marks a build as failed; the previous build stays the newest.
@@ -78,24 +54,14 @@ impl Store {
         error: &str,
         at: Timestamp,
     ) -> Result<(), StoreError> {
-        let (snapshot, error) = (snapshot.to_string(), error.to_owned());
-        self.writer
-            .run(move |connection| {
-                Box::pin(async move {
-                    leases::check(connection, lease).await?;
-                    sqlx::query(
-                        "UPDATE builds SET status = 'failed', error = $2, built_at = $3
-                         WHERE snapshot = $1 AND status = 'building'",
-                    )
-                    .bind(snapshot)
-                    .bind(error)
-                    .bind(at.as_millis())
-                    .execute(connection)
-                    .await?;
-                    Ok(())
-                })
-            })
-            .await
+        let query = sqlx::query(
+            "UPDATE builds SET status = 'failed', error = $2, built_at = $3
+             WHERE snapshot = $1 AND status = 'building'",
+        )
+        .bind(snapshot.to_string())
+        .bind(error.to_owned())
+        .bind(at.as_millis());
+        self.writer.execute(Some(lease), query).await.map(drop)
     }
 
     /// Successful builds older than the last two. The second newest is kept because a session may
@@ -104,14 +70,12 @@ impl Store {
         &self,
         repository: &RepositoryName,
     ) -> Result<Vec<SnapshotId>, StoreError> {
-        let rows = sqlx::query(
+        let query = sqlx::query(
             "SELECT snapshot FROM builds WHERE repository = $1 AND status = 'ready'
              ORDER BY built_at DESC, started_at DESC LIMIT 1000 OFFSET 2",
         )
-        .bind(repository.to_string())
-        .fetch_all(&self.readers)
-        .await?;
-        rows.iter().map(|row| row::parsed(row, "snapshot")).collect()
+        .bind(repository.to_string());
+        self.all(query, |row| row::parsed(row, "snapshot")).await
     }
 
     /// Deletes a build whose snapshot has been removed.
@@ -120,27 +84,15 @@ impl Store {
         lease: Lease,
         snapshot: &SnapshotId,
     ) -> Result<(), StoreError> {
-        let snapshot = snapshot.to_string();
-        self.writer
-            .run(move |connection| {
-                Box::pin(async move {
-                    leases::check(connection, lease).await?;
-                    sqlx::query("DELETE FROM builds WHERE snapshot = $1")
-                        .bind(snapshot)
-                        .execute(connection)
-                        .await?;
-                    Ok(())
-                })
-            })
-            .await
+        let query =
+            sqlx::query("DELETE FROM builds WHERE snapshot = $1").bind(snapshot.to_string());
+        self.writer.execute(Some(lease), query).await.map(drop)
     }
 
     /// Builds in progress; after a restart these are orphaned.
     pub async fn build_unfinished(&self) -> Result<Vec<SnapshotId>, StoreError> {
-        let rows = sqlx::query("SELECT snapshot FROM builds WHERE status = 'building'")
-            .fetch_all(&self.readers)
-            .await?;
-        rows.iter().map(|row| row::parsed(row, "snapshot")).collect()
+        let query = sqlx::query("SELECT snapshot FROM builds WHERE status = 'building'");
+        self.all(query, |row| row::parsed(row, "snapshot")).await
     }
 }
 

@@ -97,13 +97,8 @@ pub(crate) async fn update(
             "UPDATE checkouts SET reviewed_commit = $3 WHERE session = $1 AND repository = $2"
         }
     };
-    sqlx::query(sql)
-        .bind(target.session.to_string())
-        .bind(String::from(repository))
-        .bind(value)
-        .execute(&mut *target.connection)
-        .await?;
-    Ok(())
+    let query = target.query(sql).bind(String::from(repository)).bind(value);
+    target.execute(query).await.map(drop)
 }
 
 /// A checkout with its repository's URL and pull request.

@@ -1,4 +1,4 @@
-//! [`Store::session_insert`] and [`Store::session_commit`]: the only ways to create and to change a
+//! [`Store::session_insert_all`] and [`Store::session_commit`]: the only ways to create and to change a
 //! session. Each runs a list of writes completely or not at all. [`Writer`] passes them, and all
 //! other writes, to the writer task of `group_commit`.
 
@@ -8,29 +8,19 @@ use harvest_proto::{SessionId, Timestamp};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{
-    DbConnection, DbPool, Lease, Store, StoreError, Topics,
+    DbConnection, DbPool, DbQuery, Lease, Store, StoreError, Topics,
     append::{self, Append},
     dialect::Connector,
     events::{NewEvents, Watcher},
-    group_commit::{Message, WriteJob, WriterTask},
-    job::{JobFuture, JobOutput, Reply, Request},
+    group_commit::{Message, WriterTask},
+    job::{Job, JobFuture, JobOutput, Reply, Request},
     leases::{self, HeldLease},
     sessions::{self, NewSession},
     write::{self, Committed, Write},
 };
 
 impl Store {
-    /// Creates a session and applies `writes` to it, both or neither.
-    pub async fn session_insert(
-        &self,
-        lease: Lease,
-        new: NewSession,
-        writes: Vec<Write>,
-    ) -> Result<(), StoreError> {
-        self.session_insert_all(lease, vec![(new, writes)]).await
-    }
-
-    /// Creates several sessions, all or none.
+    /// Creates sessions and applies writes to each, all or none.
     pub async fn session_insert_all(
         &self,
         lease: Lease,
@@ -65,8 +55,8 @@ impl Store {
     ) -> Result<Committed, StoreError> {
         let session = session.clone();
         if append::only_appends(&writes) {
-            let job = |reply| WriteJob::Append(Append::new(session, lease, at, writes, reply));
-            return self.writer.send(job).await;
+            let append = |reply| Append { session, lease, at, writes, done: None, reply };
+            return self.writer.send(append).await;
         }
         self.writer
             .run_with_events(move |connection| {
@@ -121,22 +111,40 @@ impl Writer {
         .await
     }
 
+    /// Runs one statement in the next transaction, under a lease if given; returns the number of
+    /// changed rows.
+    pub(crate) async fn execute(
+        &self,
+        lease: Option<Lease>,
+        query: DbQuery<'static>,
+    ) -> Result<u64, StoreError> {
+        self.run(move |connection| {
+            Box::pin(async move {
+                if let Some(lease) = lease {
+                    leases::check(connection, lease).await?;
+                }
+                Ok(query.execute(connection).await?.rows_affected())
+            })
+        })
+        .await
+    }
+
     /// Like [`Writer::run`], for work that appends events: they are published after the commit.
     pub(crate) async fn run_with_events<T, F>(&self, work: F) -> Result<T, StoreError>
     where
         T: Send + 'static,
         F: for<'c> FnOnce(&'c mut DbConnection) -> JobFuture<'c, JobOutput<T>> + Send + 'static,
     {
-        self.send(|reply| WriteJob::Other(Box::new(Request::new(work, reply)))).await
+        self.send(|reply| Request { work: Some(work), done: None, reply }).await
     }
 
     /// Runs a job in the next transaction; returns after its commit.
-    pub(crate) async fn send<T>(
+    async fn send<T, J: Job + 'static>(
         &self,
-        job: impl FnOnce(Reply<T>) -> WriteJob,
+        job: impl FnOnce(Reply<T>) -> J,
     ) -> Result<T, StoreError> {
         let (reply, result) = oneshot::channel();
-        self.requests.send(Message::Run(job(reply))).map_err(|_| StoreError::Closed)?;
+        self.requests.send(Message::Run(Box::new(job(reply)))).map_err(|_| StoreError::Closed)?;
         result.await.map_err(|_| StoreError::Closed)?
     }
 

@@ -71,12 +71,12 @@ impl StoreError {
     }
 
     /// Maps a unique violation to [`StoreError::Exists`].
-    pub(crate) fn or_exists(error: sqlx::Error, what: impl Into<String>) -> Self {
-        match &error {
-            sqlx::Error::Database(inner) if inner.is_unique_violation() => {
+    pub(crate) fn or_exists(error: impl Into<Self>, what: impl Into<String>) -> Self {
+        match error.into() {
+            Self::Database(sqlx::Error::Database(inner)) if inner.is_unique_violation() => {
                 Self::Exists { what: what.into() }
             }
-            _ => Self::Database(error),
+            other => other,
         }
     }
 }

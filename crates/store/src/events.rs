@@ -27,23 +27,15 @@ impl Store {
         after: u64,
         limit: u32,
     ) -> Result<Vec<Event>, StoreError> {
-        let rows = sqlx::query(RANGE)
-            .bind(session.to_string())
-            .bind(bigint(after))
-            .bind(i64::from(limit))
-            .fetch_all(&self.readers)
-            .await?;
-        rows.iter().map(event).collect()
+        let query =
+            sqlx::query(RANGE).bind(session.to_string()).bind(bigint(after)).bind(i64::from(limit));
+        self.all(query, event).await
     }
 
     /// The highest stored outbox number of a sandbox.
     pub async fn outbox_stored(&self, session: &SessionId, epoch: u64) -> Result<u64, StoreError> {
-        let row = sqlx::query(STORED)
-            .bind(session.to_string())
-            .bind(bigint(epoch))
-            .fetch_optional(&self.readers)
-            .await?;
-        row.map_or(Ok(0), |row| row::count(&row, "stored"))
+        let query = sqlx::query(STORED).bind(session.to_string()).bind(bigint(epoch));
+        Ok(self.optional(query, |row| row::count(row, "stored")).await?.unwrap_or(0))
     }
 
     /// Calls `callback` with every event stored from now on; replaces an earlier callback. The

@@ -42,9 +42,7 @@ impl Store {
         at: Timestamp,
     ) -> Result<Claim, StoreError> {
         let (key, request_hash) = (key.to_owned(), request_hash.to_owned());
-        let oldest = at
-            .as_millis()
-            .saturating_sub(i64::try_from(KEY_LIFETIME.as_millis()).unwrap_or(i64::MAX));
+        let oldest = at.before(KEY_LIFETIME).as_millis();
         self.writer
             .run(move |connection| {
                 Box::pin(async move {
@@ -81,66 +79,33 @@ impl Store {
 
     /// Stores the response of a claimed key.
     pub async fn idempotency_finish(&self, key: &str, response: &str) -> Result<(), StoreError> {
-        let (key, response) = (key.to_owned(), response.to_owned());
-        self.writer
-            .run(move |connection| {
-                Box::pin(async move {
-                    sqlx::query("UPDATE idempotency_keys SET response = $2 WHERE key = $1")
-                        .bind(key)
-                        .bind(response)
-                        .execute(connection)
-                        .await?;
-                    Ok(())
-                })
-            })
-            .await
+        let query = sqlx::query("UPDATE idempotency_keys SET response = $2 WHERE key = $1")
+            .bind(key.to_owned())
+            .bind(response.to_owned());
+        self.writer.execute(None, query).await.map(drop)
     }
 
     /// Records the ids of the objects that the request is about to create outside the database;
     /// replaces earlier ones. After a crash the repeated request creates the same objects. An empty
     /// list means that nothing was created.
     pub async fn idempotency_plan(&self, key: &str, ids: &[String]) -> Result<(), StoreError> {
-        let (key, planned) = (key.to_owned(), (!ids.is_empty()).then(|| ids.join(" ")));
-        self.writer
-            .run(move |connection| {
-                Box::pin(async move {
-                    sqlx::query(
-                        "UPDATE idempotency_keys SET created_ids = $2 WHERE key = $1 AND response IS NULL",
-                    )
-                    .bind(key)
-                    .bind(planned)
-                    .execute(connection)
-                    .await?;
-                    Ok(())
-                })
-            })
-            .await
+        let query = sqlx::query(
+            "UPDATE idempotency_keys SET created_ids = $2 WHERE key = $1 AND response IS NULL",
+        )
+        .bind(key.to_owned())
+        .bind((!ids.is_empty()).then(|| ids.join(" ")));
+        self.writer.execute(None, query).await.map(drop)
     }
 
     /// Releases a claimed key whose request was not run. Does nothing when the request created
     /// something.
     pub async fn idempotency_release(&self, key: &str) -> Result<(), StoreError> {
-        let key = key.to_owned();
-        self.writer
-            .run(move |connection| {
-                Box::pin(async move {
-                    sqlx::query(RELEASE).bind(key).execute(connection).await?;
-                    Ok(())
-                })
-            })
-            .await
+        self.writer.execute(None, sqlx::query(RELEASE).bind(key.to_owned())).await.map(drop)
     }
 
     /// Releases the keys of all requests in flight, after a restart.
     pub async fn idempotency_release_all(&self) -> Result<(), StoreError> {
-        self.writer
-            .run(move |connection| {
-                Box::pin(async move {
-                    sqlx::query(RELEASE_ALL).execute(connection).await?;
-                    Ok(())
-                })
-            })
-            .await
+        self.writer.execute(None, sqlx::query(RELEASE_ALL)).await.map(drop)
     }
 }
 
@@ -160,13 +125,11 @@ pub(crate) async fn add_created_id(
     key: String,
     id: String,
 ) -> Result<(), StoreError> {
-    sqlx::query(
+    let query = sqlx::query(
         "UPDATE idempotency_keys SET created_ids = CASE WHEN created_ids IS NULL THEN $2 ELSE created_ids || ' ' || $2 END
          WHERE key = $1",
     )
     .bind(key)
-    .bind(id)
-    .execute(&mut *target.connection)
-    .await?;
-    Ok(())
+    .bind(id);
+    target.execute(query).await.map(drop)
 }

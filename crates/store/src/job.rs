@@ -5,7 +5,7 @@ use std::{future::Future, pin::Pin};
 
 use tokio::sync::oneshot;
 
-use crate::{DbConnection, StoreError, events::NewEvents};
+use crate::{DbConnection, StoreError, append::Append, events::NewEvents};
 
 /// A future that borrows the connection.
 pub(crate) type JobFuture<'c, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'c>>;
@@ -20,18 +20,16 @@ pub(crate) struct JobOutput<T> {
 pub(crate) trait Job: Send {
     fn run<'c>(&'c mut self, connection: &'c mut DbConnection) -> JobFuture<'c, NewEvents>;
     fn reply(self: Box<Self>, failure: Option<StoreError>);
+    /// The append that this request is; several of them can run in a batch.
+    fn append(&mut self) -> Option<&mut Append> {
+        None
+    }
 }
 
 pub(crate) struct Request<T, F> {
-    work: Option<F>,
-    done: Option<T>,
-    reply: Reply<T>,
-}
-
-impl<T, F> Request<T, F> {
-    pub(crate) fn new(work: F, reply: Reply<T>) -> Self {
-        Self { work: Some(work), done: None, reply }
-    }
+    pub(crate) work: Option<F>,
+    pub(crate) done: Option<T>,
+    pub(crate) reply: Reply<T>,
 }
 
 impl<T, F> Job for Request<T, F>

@@ -94,6 +94,24 @@ impl Store {
         Ok(Self { writer, readers, topics, closing: Arc::default() })
     }
 
+    /// Reads every row of a query.
+    async fn all<T, C: FromIterator<T>>(
+        &self,
+        query: DbQuery<'_>,
+        read: impl Fn(&DbRow) -> Result<T, StoreError>,
+    ) -> Result<C, StoreError> {
+        query.fetch_all(&self.readers).await?.iter().map(read).collect()
+    }
+
+    /// Reads the row of a query, if there is one.
+    async fn optional<T>(
+        &self,
+        query: DbQuery<'_>,
+        read: impl FnOnce(&DbRow) -> Result<T, StoreError>,
+    ) -> Result<Option<T>, StoreError> {
+        query.fetch_optional(&self.readers).await?.as_ref().map(read).transpose()
+    }
+
     /// Waits for all pending writes, then closes all connections.
     pub async fn close(&self) {
         let _one_at_a_time = self.closing.lock().await;

@@ -30,45 +30,37 @@ impl Store {
         session: &SessionId,
         prompt: &PromptId,
     ) -> Result<Prompt, StoreError> {
-        let row = sqlx::query(sqlx::AssertSqlSafe(format!(
+        let query = sqlx::query(sqlx::AssertSqlSafe(format!(
             "{SELECT} WHERE p.session = $1 AND p.id = $2"
         )))
         .bind(session.to_string())
-        .bind(prompt.to_string())
-        .fetch_optional(&self.readers)
-        .await?
-        .ok_or_else(|| StoreError::missing(format!("prompt {prompt}")))?;
-        read(&row)
+        .bind(prompt.to_string());
+        let found = self.optional(query, read).await?;
+        found.ok_or_else(|| StoreError::missing(format!("prompt {prompt}")))
     }
 
     /// All prompts of a session, oldest first.
     pub async fn prompt_list(&self, session: &SessionId) -> Result<Vec<Prompt>, StoreError> {
-        let rows = sqlx::query(sqlx::AssertSqlSafe(format!(
+        let query = sqlx::query(sqlx::AssertSqlSafe(format!(
             "{SELECT} WHERE p.session = $1 ORDER BY p.seq"
         )))
-        .bind(session.to_string())
-        .fetch_all(&self.readers)
-        .await?;
-        rows.iter().map(read).collect()
+        .bind(session.to_string());
+        self.all(query, read).await
     }
 
     /// The queued prompts, the next one first.
     pub async fn prompt_queue(&self, session: &SessionId) -> Result<Vec<PromptId>, StoreError> {
-        let rows = sqlx::query(
+        let query = sqlx::query(
             "SELECT id FROM prompts WHERE session = $1 AND status = 'queued' ORDER BY position, seq",
         )
-        .bind(session.to_string())
-        .fetch_all(&self.readers)
-        .await?;
-        rows.iter().map(|row| row::parsed(row, "id")).collect()
+        .bind(session.to_string());
+        self.all(query, |row| row::parsed(row, "id")).await
     }
 
     /// Number of queued prompts in all sessions.
     pub async fn prompt_queued_count(&self) -> Result<u64, StoreError> {
-        let row = sqlx::query("SELECT COUNT(*) AS number FROM prompts WHERE status = 'queued'")
-            .fetch_one(&self.readers)
-            .await?;
-        row::count(&row, "number")
+        let sql = "SELECT COUNT(*) AS number FROM prompts WHERE status = 'queued'";
+        row::count(&sqlx::query(sql).fetch_one(&self.readers).await?, "number")
     }
 }
 
@@ -120,28 +112,22 @@ pub(crate) async fn status(
     from: PromptStatus,
     to: PromptStatus,
 ) -> Result<(), StoreError> {
-    let changed = sqlx::query(
-        "UPDATE prompts SET status = $4
-         WHERE session = $1 AND id = $2 AND status = $3",
-    )
-    .bind(target.session.to_string())
-    .bind(prompt.to_string())
-    .bind(to_enum_name(&from))
-    .bind(to_enum_name(&to))
-    .execute(&mut *target.connection)
-    .await
-    .map_err(|error| StoreError::or_exists(error, "another dispatched prompt"))?;
-    if changed.rows_affected() == 1 {
-        Ok(())
-    } else {
-        Err(StoreError::missing(format!("{} prompt {prompt}", to_enum_name(&from))))
+    let query = target
+        .query("UPDATE prompts SET status = $4 WHERE session = $1 AND id = $2 AND status = $3")
+        .bind(prompt.to_string())
+        .bind(to_enum_name(&from))
+        .bind(to_enum_name(&to));
+    match target.execute(query).await {
+        Ok(1) => Ok(()),
+        Ok(_) => Err(StoreError::missing(format!("{} prompt {prompt}", to_enum_name(&from)))),
+        Err(error) => Err(StoreError::or_exists(error, "another dispatched prompt")),
     }
 }
 
 /// The turn of the dispatched prompt.
 pub(crate) async fn running_turn(target: &mut Target<'_>) -> Result<Option<TurnId>, StoreError> {
-    let row = sqlx::query("SELECT turn FROM prompts WHERE session = $1 AND status = 'dispatched'")
-        .bind(target.session.to_string())
+    let row = target
+        .query("SELECT turn FROM prompts WHERE session = $1 AND status = 'dispatched'")
         .fetch_optional(&mut *target.connection)
         .await?;
     row.map_or(Ok(None), |row| row::parsed_optional(&row, "turn"))
@@ -149,14 +135,10 @@ pub(crate) async fn running_turn(target: &mut Target<'_>) -> Result<Option<TurnI
 
 pub(crate) async fn reorder(target: &mut Target<'_>, order: &[PromptId]) -> Result<(), StoreError> {
     for (index, prompt) in order.iter().enumerate() {
-        sqlx::query(
-            "UPDATE prompts SET position = $3 WHERE session = $1 AND id = $2 AND status = 'queued'",
-        )
-        .bind(target.session.to_string())
-        .bind(prompt.to_string())
-        .bind(i64::try_from(index + 1).unwrap_or(i64::MAX))
-        .execute(&mut *target.connection)
-        .await?;
+        let sql =
+            "UPDATE prompts SET position = $3 WHERE session = $1 AND id = $2 AND status = 'queued'";
+        let query = target.query(sql).bind(prompt.to_string()).bind(bigint(index as u64 + 1));
+        target.execute(query).await?;
     }
     Ok(())
 }

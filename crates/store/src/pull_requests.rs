@@ -9,14 +9,12 @@ pub(crate) async fn upsert(
     repository: RepositoryName,
     pull_request: &PullRequest,
 ) -> Result<(), StoreError> {
-    sqlx::query(
-        "INSERT INTO pull_requests (session, repository, pull_request) VALUES ($1, $2, $3)
+    let query = target
+        .query(
+            "INSERT INTO pull_requests (session, repository, pull_request) VALUES ($1, $2, $3)
          ON CONFLICT (session, repository) DO UPDATE SET pull_request = excluded.pull_request",
-    )
-    .bind(target.session.to_string())
-    .bind(String::from(repository))
-    .bind(to_json(pull_request))
-    .execute(&mut *target.connection)
-    .await?;
-    Ok(())
+        )
+        .bind(String::from(repository))
+        .bind(to_json(pull_request));
+    target.execute(query).await.map(drop)
 }

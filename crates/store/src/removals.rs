@@ -4,7 +4,7 @@
 
 use harvest_proto::{RepositoryName, SandboxId, SnapshotId, Timestamp};
 
-use crate::{DbConnection, DbRow, Lease, Store, StoreError, leases, row};
+use crate::{DbConnection, DbQuery, DbRow, Lease, Store, StoreError, leases, row};
 
 /// An unused object to remove. Removing it must be idempotent: a removal may be repeated.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -43,10 +43,8 @@ impl Store {
     pub async fn removal_list(&self) -> Result<Vec<Removal>, StoreError> {
         // Alphabetically a sandbox comes before a snapshot; the order of the other kinds is
         // irrelevant.
-        let rows = sqlx::query("SELECT kind, id FROM removals ORDER BY kind, created_at, id")
-            .fetch_all(&self.readers)
-            .await?;
-        rows.iter().map(read).collect()
+        let query = sqlx::query("SELECT kind, id FROM removals ORDER BY kind, created_at, id");
+        self.all(query, read).await
     }
 
     /// Adds pending removals.
@@ -71,15 +69,7 @@ impl Store {
 
     /// Deletes a removal that is done.
     pub async fn removal_done(&self, lease: Lease, removal: &Removal) -> Result<(), StoreError> {
-        let removal = removal.clone();
-        self.writer
-            .run(move |connection| {
-                Box::pin(async move {
-                    leases::check(connection, lease).await?;
-                    delete(connection, &removal).await
-                })
-            })
-            .await
+        self.writer.execute(Some(lease), delete(removal)).await.map(drop)
     }
 }
 
@@ -116,15 +106,7 @@ pub(crate) async fn insert(
 }
 
 /// Deletes a removal that is done or no longer wanted.
-pub(crate) async fn delete(
-    connection: &mut DbConnection,
-    removal: &Removal,
-) -> Result<(), StoreError> {
+pub(crate) fn delete(removal: &Removal) -> DbQuery<'static> {
     let (kind, id) = removal.columns();
-    sqlx::query("DELETE FROM removals WHERE kind = $1 AND id = $2")
-        .bind(kind)
-        .bind(id)
-        .execute(connection)
-        .await?;
-    Ok(())
+    sqlx::query("DELETE FROM removals WHERE kind = $1 AND id = $2").bind(kind).bind(id)
 }

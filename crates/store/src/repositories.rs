@@ -33,7 +33,7 @@ impl Store {
                     })?;
                     // A deleted repository of the same name may have a pending removal of its state
                     // folder.
-                    removals::delete(connection, &Removal::State(new.name)).await?;
+                    removals::delete(&Removal::State(new.name)).execute(connection).await?;
                     Ok(())
                 })
             })
@@ -42,20 +42,16 @@ impl Store {
 
     /// A repository with its newest successful build.
     pub async fn repository_get(&self, name: &RepositoryName) -> Result<Repository, StoreError> {
-        let row = sqlx::query(sqlx::AssertSqlSafe(format!("{SELECT} WHERE r.name = $1")))
-            .bind(name.to_string())
-            .fetch_optional(&self.readers)
-            .await?
-            .ok_or_else(|| StoreError::missing(format!("repository `{name}`")))?;
-        read(&row)
+        let query = sqlx::query(sqlx::AssertSqlSafe(format!("{SELECT} WHERE r.name = $1")))
+            .bind(name.to_string());
+        let found = self.optional(query, read).await?;
+        found.ok_or_else(|| StoreError::missing(format!("repository `{name}`")))
     }
 
     /// All repositories, by name.
     pub async fn repository_list(&self) -> Result<Vec<Repository>, StoreError> {
-        let rows = sqlx::query(sqlx::AssertSqlSafe(format!("{SELECT} ORDER BY r.name")))
-            .fetch_all(&self.readers)
-            .await?;
-        rows.iter().map(read).collect()
+        let query = sqlx::query(sqlx::AssertSqlSafe(format!("{SELECT} ORDER BY r.name")));
+        self.all(query, read).await
     }
 
     /// The repositories of a session, the primary one first.
@@ -63,21 +59,17 @@ impl Store {
         &self,
         session: &SessionId,
     ) -> Result<Vec<Repository>, StoreError> {
-        let rows = sqlx::query(sqlx::AssertSqlSafe(format!(
+        let query = sqlx::query(sqlx::AssertSqlSafe(format!(
             "{SELECT} JOIN checkouts c ON c.repository = r.name WHERE c.session = $1 ORDER BY c.position"
         )))
-        .bind(session.to_string())
-        .fetch_all(&self.readers)
-        .await?;
-        rows.iter().map(read).collect()
+        .bind(session.to_string());
+        self.all(query, read).await
     }
 
     /// The names of all repositories, sorted.
     pub async fn repository_names(&self) -> Result<Vec<RepositoryName>, StoreError> {
-        let rows = sqlx::query("SELECT name FROM repositories ORDER BY name")
-            .fetch_all(&self.readers)
-            .await?;
-        rows.iter().map(|row| row::parsed(row, "name")).collect()
+        let query = sqlx::query("SELECT name FROM repositories ORDER BY name");
+        self.all(query, |row| row::parsed(row, "name")).await
     }
 
     /// Deletes a repository and its builds. Returns the pending removals. [`StoreError::InUse`]

@@ -16,40 +16,33 @@ use crate::{
 impl Store {
     /// A session's snapshots, oldest first.
     pub async fn snapshot_list(&self, session: &SessionId) -> Result<Vec<Snapshot>, StoreError> {
-        let rows =
+        let query =
             sqlx::query("SELECT * FROM snapshots WHERE session = $1 ORDER BY created_at, id")
-                .bind(session.to_string())
-                .fetch_all(&self.readers)
-                .await?;
-        rows.iter().map(read).collect()
+                .bind(session.to_string());
+        self.all(query, read).await
     }
 
     /// Authors of the sessions that have this snapshot.
     pub async fn snapshot_authors(&self, snapshot: &SnapshotId) -> Result<Vec<Author>, StoreError> {
-        let rows = sqlx::query(
+        let query = sqlx::query(
             "SELECT s.author_name, s.author_email FROM sessions s JOIN snapshots p ON p.session = s.id
              WHERE p.id = $1 ORDER BY s.created_at, s.id",
         )
-        .bind(snapshot.to_string())
-        .fetch_all(&self.readers)
-        .await?;
-        rows.iter().map(row::author).collect()
+        .bind(snapshot.to_string());
+        self.all(query, row::author).await
     }
 
     /// All snapshots of all sessions.
     pub async fn snapshot_all(&self) -> Result<Vec<(SessionId, Snapshot)>, StoreError> {
-        let rows = sqlx::query("SELECT * FROM snapshots ORDER BY session, created_at, id")
-            .fetch_all(&self.readers)
-            .await?;
-        rows.iter().map(|row| Ok((row::parsed(row, "session")?, read(row)?))).collect()
+        let query = sqlx::query("SELECT * FROM snapshots ORDER BY session, created_at, id");
+        self.all(query, |row| Ok((row::parsed(row, "session")?, read(row)?))).await
     }
 
     /// Snapshots of builds, ready or in progress.
     pub async fn snapshot_of_builds(&self) -> Result<HashSet<SnapshotId>, StoreError> {
-        let rows = sqlx::query("SELECT snapshot FROM builds WHERE status IN ('building', 'ready')")
-            .fetch_all(&self.readers)
-            .await?;
-        rows.iter().map(|row| row::parsed(row, "snapshot")).collect()
+        let query =
+            sqlx::query("SELECT snapshot FROM builds WHERE status IN ('building', 'ready')");
+        self.all(query, |row| row::parsed(row, "snapshot")).await
     }
 
     /// Pins or unpins a snapshot: retention never removes a pinned one.
@@ -60,27 +53,11 @@ impl Store {
         snapshot: &SnapshotId,
         pinned: bool,
     ) -> Result<(), StoreError> {
-        let (session, snapshot) = (session.clone(), snapshot.clone());
-        self.writer
-            .run(move |connection| {
-                Box::pin(async move {
-                    leases::check(connection, lease).await?;
-                    let changed = sqlx::query(
-                        "UPDATE snapshots SET pinned = $3 WHERE session = $1 AND id = $2",
-                    )
-                    .bind(session.to_string())
-                    .bind(snapshot.to_string())
-                    .bind(i64::from(pinned))
-                    .execute(connection)
-                    .await?;
-                    if changed.rows_affected() == 0 {
-                        let what = format!("snapshot {snapshot} in session {session}");
-                        return Err(StoreError::missing(what));
-                    }
-                    Ok(())
-                })
-            })
-            .await
+        let sql = "UPDATE snapshots SET pinned = $3 WHERE session = $1 AND id = $2";
+        match self.set_flag(sql, session, lease, snapshot, pinned).await? {
+            0 => Err(StoreError::missing(format!("snapshot {snapshot} in session {session}"))),
+            _ => Ok(()),
+        }
     }
 
     /// Records whether a snapshot is missing on the disk.
@@ -91,21 +68,23 @@ impl Store {
         snapshot: &SnapshotId,
         gone: bool,
     ) -> Result<(), StoreError> {
-        let (session, snapshot) = (session.to_string(), snapshot.to_string());
-        self.writer
-            .run(move |connection| {
-                Box::pin(async move {
-                    leases::check(connection, lease).await?;
-                    sqlx::query("UPDATE snapshots SET gone = $3 WHERE session = $1 AND id = $2")
-                        .bind(session)
-                        .bind(snapshot)
-                        .bind(i64::from(gone))
-                        .execute(connection)
-                        .await?;
-                    Ok(())
-                })
-            })
-            .await
+        let sql = "UPDATE snapshots SET gone = $3 WHERE session = $1 AND id = $2";
+        self.set_flag(sql, session, lease, snapshot, gone).await.map(drop)
+    }
+
+    async fn set_flag(
+        &self,
+        sql: &'static str,
+        session: &SessionId,
+        lease: Lease,
+        snapshot: &SnapshotId,
+        flag: bool,
+    ) -> Result<u64, StoreError> {
+        let query = sqlx::query(sql)
+            .bind(session.to_string())
+            .bind(snapshot.to_string())
+            .bind(i64::from(flag));
+        self.writer.execute(Some(lease), query).await
     }
 
     /// Removes these snapshots from a session, except those that are pinned or in use by its
@@ -205,13 +184,11 @@ pub(crate) async fn insert(
     .bind(at.as_millis())
     .execute(&mut *target.connection)
     .await?;
-    sqlx::query("UPDATE turns SET snapshot = $3 WHERE session = $1 AND id = $2")
-        .bind(target.session.to_string())
+    let query = target
+        .query("UPDATE turns SET snapshot = $3 WHERE session = $1 AND id = $2")
         .bind(turn)
-        .bind(snapshot.to_string())
-        .execute(&mut *target.connection)
-        .await?;
-    Ok(())
+        .bind(snapshot.to_string());
+    target.execute(query).await.map(drop)
 }
 
 /// Adds another session's snapshot as turn 0 of this session. The snapshot must still exist.

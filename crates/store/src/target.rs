@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use harvest_proto::{Event, EventBody, SessionId, Timestamp, TurnId};
 
-use crate::DbConnection;
+use sqlx::SqlSafeStr;
+
+use crate::{DbConnection, DbQuery, StoreError};
 
 pub(crate) struct Target<'c> {
     pub(crate) connection: &'c mut DbConnection,
@@ -17,6 +19,16 @@ pub(crate) struct Target<'c> {
 }
 
 impl Target<'_> {
+    /// A statement whose first parameter is the session.
+    pub(crate) fn query(&self, sql: impl SqlSafeStr) -> DbQuery<'static> {
+        sqlx::query(sql).bind(self.session.to_string())
+    }
+
+    /// Runs a statement; returns the number of changed rows.
+    pub(crate) async fn execute(&mut self, query: DbQuery<'_>) -> Result<u64, StoreError> {
+        Ok(query.execute(&mut *self.connection).await?.rows_affected())
+    }
+
     /// Appends an event with the session's next number, which it returns.
     pub(crate) fn append(&mut self, at: Timestamp, turn: Option<TurnId>, body: EventBody) -> u64 {
         let seq = self.next_seq;

@@ -30,62 +30,38 @@ impl Store {
     }
 
     pub async fn token_find(&self, hash: &str) -> Result<Option<Token>, StoreError> {
-        let row = sqlx::query("SELECT * FROM tokens WHERE hash = $1")
-            .bind(hash.to_owned())
-            .fetch_optional(&self.readers)
-            .await?;
-        row.as_ref().map(read).transpose()
+        let query = sqlx::query("SELECT * FROM tokens WHERE hash = $1").bind(hash.to_owned());
+        self.optional(query, read).await
     }
 
     pub async fn token_get(&self, name: &str) -> Result<Token, StoreError> {
-        let row = sqlx::query("SELECT * FROM tokens WHERE name = $1")
-            .bind(name.to_owned())
-            .fetch_optional(&self.readers)
-            .await?;
-        read(&row.ok_or_else(|| StoreError::missing(format!("token `{name}`")))?)
+        let query = sqlx::query("SELECT * FROM tokens WHERE name = $1").bind(name.to_owned());
+        let found = self.optional(query, read).await?;
+        found.ok_or_else(|| StoreError::missing(format!("token `{name}`")))
     }
 
     /// All tokens, by name.
     pub async fn token_list(&self) -> Result<Vec<Token>, StoreError> {
-        let rows =
-            sqlx::query("SELECT * FROM tokens ORDER BY name").fetch_all(&self.readers).await?;
-        rows.iter().map(read).collect()
+        let query = sqlx::query("SELECT * FROM tokens ORDER BY name");
+        self.all(query, read).await
     }
 
     /// Records when a token was last used.
     pub async fn token_used(&self, name: &str, at: Timestamp) -> Result<(), StoreError> {
-        let name = name.to_owned();
-        self.writer
-            .run(move |connection| {
-                Box::pin(async move {
-                    sqlx::query("UPDATE tokens SET last_used = $2 WHERE name = $1")
-                        .bind(name)
-                        .bind(at.as_millis())
-                        .execute(connection)
-                        .await?;
-                    Ok(())
-                })
-            })
-            .await
+        let query = sqlx::query("UPDATE tokens SET last_used = $2 WHERE name = $1")
+            .bind(name.to_owned())
+            .bind(at.as_millis());
+        self.writer.execute(None, query).await.map(drop)
     }
 
     /// Deletes a token unless it is the last admin token. Returns whether it was deleted.
     pub async fn token_remove(&self, name: &str) -> Result<bool, StoreError> {
-        let name = name.to_owned();
-        self.writer
-            .run(move |connection| {
-                Box::pin(async move {
-                    let changed = sqlx::query(
-                        "DELETE FROM tokens WHERE name = $1 AND
-                         (role <> 'admin' OR (SELECT COUNT(*) FROM tokens WHERE role = 'admin') > 1)",
-                    )
-                    .bind(name)
-                    .execute(connection)
-                    .await?;
-                    Ok(changed.rows_affected() > 0)
-                })
-            })
-            .await
+        let query = sqlx::query(
+            "DELETE FROM tokens WHERE name = $1 AND
+             (role <> 'admin' OR (SELECT COUNT(*) FROM tokens WHERE role = 'admin') > 1)",
+        )
+        .bind(name.to_owned());
+        Ok(self.writer.execute(None, query).await? > 0)
     }
 }
 

@@ -45,23 +45,17 @@ impl Store {
     pub async fn turn_list(&self, session: &SessionId) -> Result<Vec<Turn>, StoreError> {
         let shortened = format!("SUBSTR(p.text, 1, {LIST_TEXT_LENGTH})");
         let sql = format!("{} WHERE t.session = $1 ORDER BY t.number", select(&shortened));
-        let rows = sqlx::query(sqlx::AssertSqlSafe(sql))
-            .bind(session.to_string())
-            .fetch_all(&self.readers)
-            .await?;
-        rows.iter().map(read).collect()
+        let query = sqlx::query(sqlx::AssertSqlSafe(sql)).bind(session.to_string());
+        self.all(query, read).await
     }
 
     /// A turn with its complete prompt.
     pub async fn turn_get(&self, session: &SessionId, number: u32) -> Result<Turn, StoreError> {
         let sql = format!("{} WHERE t.session = $1 AND t.number = $2", select("p.text"));
-        let row = sqlx::query(sqlx::AssertSqlSafe(sql))
-            .bind(session.to_string())
-            .bind(i64::from(number))
-            .fetch_optional(&self.readers)
-            .await?
-            .ok_or_else(|| StoreError::missing(format!("turn {number} in session {session}")))?;
-        read(&row)
+        let query =
+            sqlx::query(sqlx::AssertSqlSafe(sql)).bind(session.to_string()).bind(i64::from(number));
+        let found = self.optional(query, read).await?;
+        found.ok_or_else(|| StoreError::missing(format!("turn {number} in session {session}")))
     }
 
     /// Number of the turn that `turn` continues, in a sandbox that started from `snapshot`: the
@@ -86,12 +80,10 @@ impl Store {
 
     /// Git trees of all checkouts after each turn.
     pub async fn tree_list(&self, session: &SessionId) -> Result<Vec<TurnTree>, StoreError> {
-        let rows =
+        let query =
             sqlx::query("SELECT * FROM turn_trees WHERE session = $1 ORDER BY number, repository")
-                .bind(session.to_string())
-                .fetch_all(&self.readers)
-                .await?;
-        rows.iter().map(read_tree).collect()
+                .bind(session.to_string());
+        self.all(query, read_tree).await
     }
 
     /// Git trees of all checkouts after one turn.
@@ -100,12 +92,10 @@ impl Store {
         session: &SessionId,
         turn: u32,
     ) -> Result<Vec<TurnTree>, StoreError> {
-        let rows = sqlx::query("SELECT * FROM turn_trees WHERE session = $1 AND number = $2")
+        let query = sqlx::query("SELECT * FROM turn_trees WHERE session = $1 AND number = $2")
             .bind(session.to_string())
-            .bind(i64::from(turn))
-            .fetch_all(&self.readers)
-            .await?;
-        rows.iter().map(read_tree).collect()
+            .bind(i64::from(turn));
+        self.all(query, read_tree).await
     }
 }
 
@@ -157,13 +147,11 @@ pub(crate) async fn insert(
     .execute(&mut *target.connection)
     .await
     .map_err(|error| StoreError::or_exists(error, format!("turn {number}")))?;
-    sqlx::query("UPDATE prompts SET turn = $3 WHERE session = $1 AND id = $2")
-        .bind(target.session.to_string())
+    let query = target
+        .query("UPDATE prompts SET turn = $3 WHERE session = $1 AND id = $2")
         .bind(prompt.to_string())
-        .bind(turn.to_string())
-        .execute(&mut *target.connection)
-        .await?;
-    Ok(())
+        .bind(turn.to_string());
+    target.execute(query).await.map(drop)
 }
 
 pub(crate) async fn end(
@@ -172,16 +160,11 @@ pub(crate) async fn end(
     outcome: TurnOutcome,
     at: Timestamp,
 ) -> Result<(), StoreError> {
-    sqlx::query(
-        "UPDATE turns SET outcome = $3, ended_at = $4 WHERE session = $1 AND id = $2 AND outcome IS NULL",
-    )
-    .bind(target.session.to_string())
-    .bind(turn.to_string())
-    .bind(to_enum_name(&outcome))
-    .bind(at.as_millis())
-    .execute(&mut *target.connection)
-    .await?;
-    Ok(())
+    let sql = "UPDATE turns SET outcome = $3, ended_at = $4
+         WHERE session = $1 AND id = $2 AND outcome IS NULL";
+    let query = target.query(sql).bind(turn.to_string()).bind(to_enum_name(&outcome));
+    let query = query.bind(at.as_millis());
+    target.execute(query).await.map(drop)
 }
 
 /// Stores the git tree of a checkout after a turn, and the turn it continued from.
@@ -192,30 +175,22 @@ pub(crate) async fn insert_tree(
     tree: TurnTree,
     stat: DiffStat,
 ) -> Result<(), StoreError> {
-    let session = target.session.to_string();
-    sqlx::query("UPDATE turns SET after_turn = $3 WHERE session = $1 AND id = $2 AND number <> $4")
-        .bind(session.clone())
-        .bind(turn.to_string())
-        .bind(i64::from(after))
-        .bind(i64::from(after) + 1)
-        .execute(&mut *target.connection)
-        .await?;
-    sqlx::query(
+    let sql = "UPDATE turns SET after_turn = $3 WHERE session = $1 AND id = $2 AND number <> $4";
+    let (after, next) = (i64::from(after), i64::from(after) + 1);
+    target.execute(target.query(sql).bind(turn.to_string()).bind(after).bind(next)).await?;
+    let query = target.query(
         "INSERT INTO turn_trees (session, number, repository, tree, files, insertions, deletions)
          SELECT session, number, $3, $4, $5, $6, $7 FROM turns WHERE session = $1 AND id = $2
          ON CONFLICT (session, number, repository) DO UPDATE SET tree = excluded.tree,
          files = excluded.files, insertions = excluded.insertions, deletions = excluded.deletions",
     )
-    .bind(session)
     .bind(turn.to_string())
     .bind(String::from(tree.repository))
     .bind(tree.tree)
     .bind(bigint(stat.files))
     .bind(bigint(stat.insertions))
-    .bind(bigint(stat.deletions))
-    .execute(&mut *target.connection)
-    .await?;
-    Ok(())
+    .bind(bigint(stat.deletions));
+    target.execute(query).await.map(drop)
 }
 
 /// Copies the git trees of another session's turn as turn 0 of this session.
@@ -224,15 +199,12 @@ pub(crate) async fn share_trees(
     from: &SessionId,
     number: u32,
 ) -> Result<(), StoreError> {
-    sqlx::query(
+    let query = target.query(
         "INSERT INTO turn_trees (session, number, repository, tree, files, insertions, deletions)
          SELECT $1, 0, repository, tree, 0, 0, 0 FROM turn_trees WHERE session = $2 AND number = $3
          ON CONFLICT (session, number, repository) DO NOTHING",
     )
-    .bind(target.session.to_string())
     .bind(from.to_string())
-    .bind(i64::from(number))
-    .execute(&mut *target.connection)
-    .await?;
-    Ok(())
+    .bind(i64::from(number));
+    target.execute(query).await.map(drop)
 }

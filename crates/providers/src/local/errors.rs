@@ -11,7 +11,7 @@ use harvest_session::{
     sandboxes::{MissingObject, SandboxError},
 };
 
-pub(super) fn sandbox_error(doing: String, error: EngineError) -> SandboxError {
+pub(super) fn sandbox_error(doing: impl Into<String>, error: EngineError) -> SandboxError {
     let text = error.to_string();
     match error {
         EngineError::ImageMissing { image } => SandboxError::Missing(MissingObject::Image(image)),
@@ -35,7 +35,7 @@ pub(super) fn sandbox_error(doing: String, error: EngineError) -> SandboxError {
         EngineError::NoRoom { .. } | EngineError::DiskLow { .. } => {
             SandboxError::NoSpace { what: text, hint: hint_of(&error).unwrap_or_default() }
         }
-        error => failed(doing, error),
+        error => failed(doing.into(), error),
     }
 }
 
@@ -99,7 +99,7 @@ mod tests {
             ),
         ];
         for (error, code, hint) in cases {
-            let error = sandbox_error("cannot try".into(), error);
+            let error = sandbox_error("cannot try", error);
             assert_eq!(error.code(), code);
             assert!(error.hint().is_some_and(|text| text.contains(hint)), "{error:?}");
         }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use harvest_engine::Engine;
 use harvest_proto::SandboxId;
 use harvest_session::sandboxes::{FreezeControl, SandboxError};
 
@@ -11,21 +12,14 @@ use super::Local;
 #[async_trait]
 impl FreezeControl for Local {
     async fn freeze(&self, sandbox: &SandboxId, hold: Duration) -> Result<(), SandboxError> {
-        let id = sandbox.clone();
-        let doing = format!("cannot freeze sandbox {sandbox}");
-        self.engine(doing, move |engine| engine.freeze_for(&id, hold)).await
+        self.on(sandbox, "freeze sandbox", move |engine, id| engine.freeze_for(id, hold)).await
     }
 
     async fn thaw(&self, sandbox: &SandboxId) -> Result<(), SandboxError> {
-        let id = sandbox.clone();
-        self.engine(format!("cannot thaw sandbox {sandbox}"), move |engine| engine.thaw(&id)).await
+        self.on(sandbox, "thaw sandbox", Engine::thaw).await
     }
 
     async fn thaw_unless_saving(&self, sandbox: &SandboxId) -> Result<(), SandboxError> {
-        let id = sandbox.clone();
-        self.engine(format!("cannot thaw sandbox {sandbox}"), move |engine| {
-            engine.thaw_unless_saving(&id)
-        })
-        .await
+        self.on(sandbox, "thaw sandbox", Engine::thaw_unless_saving).await
     }
 }

@@ -45,10 +45,7 @@ impl Images for Local {
         let named = named.to_owned();
         self.work("cannot measure the image", move |engine| {
             let image = find(engine, &named)?;
-            let failed = |doing: &str| {
-                let doing = doing.to_owned();
-                move |error| sandbox_error(doing, error)
-            };
+            let failed = |doing| move |error| sandbox_error(doing, error);
             let layers =
                 engine.image_layers(&image).map_err(failed("cannot measure its layers"))?;
             let users = engine.image_users(&image).map_err(failed("cannot find its users"))?;
@@ -118,7 +115,7 @@ impl Images for Local {
         let (name, limits) = (order.name, limits(order.max_bytes));
         let source = order.source.unwrap_or_else(|| "upload".to_owned());
         Ok(self.make(format!("cannot create image `{name}`"), move |engine, report| {
-            let mut bytes = ChunkReader { waiting, rest: Vec::new(), at: 0 };
+            let mut bytes = ChunkReader { waiting, chunk: io::Cursor::default() };
             let archive = Import::Archive { name: &source, bytes: &mut bytes, length: None };
             harvest_images::import(engine, &name, archive, limits, report)
         }))
@@ -170,28 +167,27 @@ impl Local {
 /// A blocking reader over a streamed archive.
 struct ChunkReader {
     waiting: mpsc::Receiver<io::Result<Vec<u8>>>,
-    rest: Vec<u8>,
-    at: usize,
+    chunk: io::Cursor<Vec<u8>>,
 }
 
 impl io::Read for ChunkReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        while self.at == self.rest.len() {
+        loop {
+            let count = self.chunk.read(buffer)?;
+            if count > 0 {
+                return Ok(count);
+            }
             match self.waiting.blocking_recv() {
-                Some(piece) => (self.rest, self.at) = (piece?, 0),
+                Some(chunk) => self.chunk = io::Cursor::new(chunk?),
                 None => return Ok(0),
             }
         }
-        let count = buffer.len().min(self.rest.len() - self.at);
-        buffer[..count].copy_from_slice(&self.rest[self.at..self.at + count]);
-        self.at += count;
-        Ok(count)
     }
 }
 
 /// Finds an image by name or id.
 fn find(engine: &Engine, named: &str) -> Result<EngineImage, SandboxError> {
-    let failed = |error| sandbox_error("cannot find the image".to_owned(), error);
+    let failed = |error| sandbox_error("cannot find the image", error);
     if let Some(image) = engine.image(named).map_err(failed)? {
         return Ok(image);
     }
@@ -221,10 +217,9 @@ fn read(recipes: &Recipes, from: ImageSource) -> Result<Recipe, SandboxError> {
             return Err(SandboxError::invalid("invalid_image", "not a recipe"));
         }
     };
-    read.map_err(|error| SandboxError::Invalid {
-        code: "invalid_recipe",
-        what: format!("invalid recipe: {}", error_chain(&error)),
-        hint: None,
+    read.map_err(|error| {
+        let what = format!("invalid recipe: {}", error_chain(&error));
+        SandboxError::invalid("invalid_recipe", what)
     })
 }
 

@@ -14,6 +14,7 @@ mod spec;
 use std::{io, path::PathBuf, sync::Arc};
 
 use harvest_engine::{Engine, EngineError};
+use harvest_proto::SandboxId;
 use harvest_session::sandboxes::SandboxError;
 use tokio::{
     sync::{Mutex, Semaphore},
@@ -66,6 +67,17 @@ impl Local {
         let engine = self.engine.clone();
         let done = spawn_blocking(move || work(&engine)).await;
         done.unwrap_or_else(|panicked| Err(SandboxError::failed(doing, panicked)))
+    }
+
+    /// Makes one engine call about a sandbox: `doing` it fails as "cannot … sbx_…".
+    async fn on<T: Send + 'static>(
+        &self,
+        sandbox: &SandboxId,
+        doing: &str,
+        call: impl FnOnce(&Engine, &SandboxId) -> Result<T, EngineError> + Send + 'static,
+    ) -> Result<T, SandboxError> {
+        let id = sandbox.clone();
+        self.engine(format!("cannot {doing} {sandbox}"), move |engine| call(engine, &id)).await
     }
 
     /// Makes one engine call on a blocking thread.

@@ -48,7 +48,7 @@ impl SandboxProvider for Local {
         let (spec, state) = engine_spec(spec)?;
         let _permit = self.starts.acquire().await.expect("the semaphore is never closed");
         let started = self.work(STARTING, move |engine| {
-            let failed = |error| sandbox_error(STARTING.to_owned(), error);
+            let failed = |error| sandbox_error(STARTING, error);
             let (created, running) = start(engine, spec, state).map_err(failed)?;
             // On the same thread, which saves a hop before the first command.
             let stream = connect_blocking(&running.bridge);
@@ -78,39 +78,29 @@ impl SandboxProvider for Local {
     }
 
     async fn list(&self) -> Result<Vec<ListedSandbox>, SandboxError> {
-        let owners = self.engine("cannot list sandboxes", Engine::owners).await?;
-        let listed = owners.into_iter().map(|(id, engine_owner, made_by)| ListedSandbox {
-            id,
-            owner: owner(engine_owner),
-            made_by,
-        });
-        Ok(listed.collect())
+        let owners = self.engine("cannot list sandboxes", Engine::owners).await?.into_iter();
+        let listed = |(id, of, made_by)| ListedSandbox { id, owner: owner(of), made_by };
+        Ok(owners.map(listed).collect())
     }
 
     async fn connect(&self, sandbox: &SandboxId) -> Result<Box<dyn BridgeStream>, SandboxError> {
-        match connect(&self.running(sandbox).await?.bridge).await {
-            Ok(stream) => Ok(Box::new(stream)),
-            Err(error) => {
-                let doing = format!("cannot connect to the supervisor of {sandbox}");
-                Err(SandboxError::failed(doing, error))
-            }
-        }
+        let stream = connect(&self.running(sandbox).await?.bridge).await.map_err(|error| {
+            SandboxError::failed(format!("cannot connect to the supervisor of {sandbox}"), error)
+        })?;
+        Ok(Box::new(stream))
     }
 
     async fn listen(&self, sandbox: &SandboxId) -> Result<Box<dyn DoorListener>, SandboxError> {
-        match DoorSocket::bind(&self.running(sandbox).await?.door) {
-            Ok(socket) => Ok(Box::new(socket)),
-            Err(error) => {
-                Err(SandboxError::failed(format!("cannot open the door of {sandbox}"), error))
-            }
-        }
+        let socket = DoorSocket::bind(&self.running(sandbox).await?.door).map_err(|error| {
+            SandboxError::failed(format!("cannot open the door of {sandbox}"), error)
+        })?;
+        Ok(Box::new(socket))
     }
 
     async fn wait(&self, sandbox: &SandboxId) -> Result<String, SandboxError> {
         let doing = || format!("cannot wait for {sandbox}");
         loop {
-            let id = sandbox.clone();
-            let asked = match self.engine(doing(), move |engine| engine.wait_begin(&id)).await? {
+            let asked = match self.on(sandbox, "wait for", Engine::wait_begin).await? {
                 EndWait::Ended(reason) => return Ok(reason),
                 EndWait::Pending(asked) => asked,
             };
@@ -120,11 +110,8 @@ impl SandboxProvider for Local {
             let asked = pipe::Receiver::from_owned_fd_unchecked(asked).map_err(system)?;
             asked.readable().await.map_err(system)?;
             let asked = asked.into_blocking_fd().map_err(system)?;
-            let answer = self
-                .engine
-                .wait_finish(sandbox, &asked)
-                .map_err(|error| sandbox_error(doing(), error))?;
-            if let Some(reason) = answer {
+            let answer = self.engine.wait_finish(sandbox, &asked);
+            if let Some(reason) = answer.map_err(|error| sandbox_error(doing(), error))? {
                 return Ok(reason);
             }
             tokio::time::sleep(WAIT_RETRY_DELAY).await;
@@ -132,15 +119,13 @@ impl SandboxProvider for Local {
     }
 
     async fn stop(&self, sandbox: &SandboxId) -> Result<(), SandboxError> {
-        let id = sandbox.clone();
-        self.engine(format!("cannot stop {sandbox}"), move |engine| engine.kill(&id)).await
+        self.on(sandbox, "stop", Engine::kill).await
     }
 
     async fn restart(&self, sandbox: &SandboxId) -> Result<(), SandboxError> {
-        let id = sandbox.clone();
-        self.engine(format!("cannot start {sandbox}"), move |engine| {
-            let running = || matches!(engine.find(&id), Ok(SandboxState::Running(_)));
-            match engine.restart(&id) {
+        self.on(sandbox, "start", |engine, id| {
+            let running = || matches!(engine.find(id), Ok(SandboxState::Running(_)));
+            match engine.restart(id) {
                 Ok(_) => Ok(()),
                 // It was never stopped, or a concurrent request or a crashed server started it.
                 Err(_) if running() => Ok(()),
@@ -156,14 +141,13 @@ impl SandboxProvider for Local {
         snapshot: &SnapshotId,
         _kind: SnapshotKind,
     ) -> Result<(), SandboxError> {
-        let (id, snapshot) = (sandbox.clone(), snapshot.clone());
-        let doing = format!("cannot save the disk of {sandbox}");
-        self.engine(doing, move |engine| engine.stop_and_save(&id, &snapshot)).await.map(drop)
+        let snapshot = snapshot.clone();
+        let save = move |engine: &Engine, id: &_| engine.stop_and_save(id, &snapshot);
+        self.on(sandbox, "save the disk of", save).await.map(drop)
     }
 
     async fn remove(&self, sandbox: &SandboxId) -> Result<(), SandboxError> {
-        let id = sandbox.clone();
-        self.engine(format!("cannot remove {sandbox}"), move |engine| engine.remove(&id)).await
+        self.on(sandbox, "remove", Engine::remove).await
     }
 
     async fn can_start_from(&self, from: &StartFrom) -> Result<bool, SandboxError> {
@@ -176,11 +160,8 @@ impl SandboxProvider for Local {
     }
 
     async fn exceeded_limit(&self, sandbox: &SandboxId) -> Option<String> {
-        let id = sandbox.clone();
-        let stopped = self
-            .engine("cannot read why it stopped", move |engine| engine.last_disk_limit_stop(&id))
-            .await
-            .ok()??;
+        let stopped = self.on(sandbox, "read the limits of", Engine::last_disk_limit_stop);
+        let stopped = stopped.await.ok()??;
         Some(format!("disk limit of {} bytes reached", stopped.limit_bytes))
     }
 
@@ -199,8 +180,7 @@ impl SandboxProvider for Local {
 
 impl Local {
     async fn state(&self, sandbox: &SandboxId) -> Result<SandboxState, SandboxError> {
-        let id = sandbox.clone();
-        self.engine(format!("cannot find {sandbox}"), move |engine| engine.find(&id)).await
+        self.on(sandbox, "find", Engine::find).await
     }
 
     async fn running(&self, sandbox: &SandboxId) -> Result<Running, SandboxError> {
@@ -270,8 +250,7 @@ fn list(engine: &Engine) -> Result<SandboxList, EngineError> {
 
 fn get(engine: &Engine, id: &SandboxId) -> Result<Sandbox, SandboxError> {
     let found = inspect(engine, id)?;
-    let images =
-        engine.images().map_err(|error| sandbox_error("cannot list images".to_owned(), error))?;
+    let images = engine.images().map_err(|error| sandbox_error("cannot list images", error))?;
     Ok(api_sandbox(found, &images))
 }
 

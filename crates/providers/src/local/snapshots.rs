@@ -25,28 +25,22 @@ impl Snapshots for Local {
         snapshot: &SnapshotId,
         kind: Option<SnapshotKind>,
     ) -> Result<Captured, SandboxError> {
-        let (id, snapshot) = (sandbox.clone(), snapshot.clone());
-        let doing = format!("cannot take a snapshot of {sandbox}");
-        let captured = self.engine(doing, move |engine| match kind {
-            Some(_) => engine.capture_for_sessions(&id, &snapshot),
-            None => engine.capture(&id, &snapshot),
+        let snapshot = snapshot.clone();
+        let captured = self.on(sandbox, "take a snapshot of", move |engine, id| match kind {
+            Some(_) => engine.capture_for_sessions(id, &snapshot),
+            None => engine.capture(id, &snapshot),
         });
         let captured = captured.await?;
         Ok(Captured { frozen_millis: captured.frozen_millis, bytes: captured.bytes })
     }
 
     async fn sync(&self) -> Result<(), SandboxError> {
-        self.engine("cannot write snapshots to disk", |engine| engine.snapshots_sync())
-            .await
-            .map(drop)
+        self.engine("cannot write snapshots to disk", Engine::snapshots_sync).await.map(drop)
     }
 
     async fn remove(&self, snapshot: &SnapshotId) -> Result<(), SandboxError> {
-        let id = snapshot.clone();
-        self.engine(format!("cannot remove snapshot {snapshot}"), move |engine| {
-            engine.snapshot_remove(&id)
-        })
-        .await
+        let (id, doing) = (snapshot.clone(), format!("cannot remove snapshot {snapshot}"));
+        self.engine(doing, move |engine| engine.snapshot_remove(&id)).await
     }
 
     async fn list(&self) -> Result<Vec<StoredSnapshot>, SandboxError> {
@@ -57,29 +51,18 @@ impl Snapshots for Local {
 
     async fn claim_for_store(&self, store: &str) -> Result<bool, SandboxError> {
         let store = store.to_owned();
-        self.engine("cannot read which store owns these disks", move |engine| {
-            engine.belongs_to(&store)
-        })
-        .await
+        let doing = "cannot read which store owns these disks";
+        self.engine(doing, move |engine| engine.belongs_to(&store)).await
     }
 
     async fn sizes(&self) -> Result<Vec<SnapshotSize>, SandboxError> {
         let usages = self.engine("cannot measure snapshots", |engine| engine.snapshot_usage());
         let of_sessions = usages.await?.into_iter().filter(|usage| usage.snapshot.of_sessions);
         let disk = |SnapshotUsage { snapshot, layers }| {
-            let own = snapshot
-                .layers
-                .last()
-                .and_then(|own| layers.iter().find(|(layer, _)| layer == own));
-            SnapshotSize {
-                bytes: own.map_or(0, |(_, bytes)| *bytes),
-                id: snapshot.id,
-                created_at: snapshot.created_at,
-                layers: layers
-                    .into_iter()
-                    .map(|(layer, bytes)| (layer.to_string(), bytes))
-                    .collect(),
-            }
+            let own = layers.iter().find(|(layer, _)| snapshot.layers.last() == Some(layer));
+            let bytes = own.map_or(0, |(_, bytes)| *bytes);
+            let layers = layers.into_iter().map(|(layer, bytes)| (layer.into(), bytes)).collect();
+            SnapshotSize { id: snapshot.id, bytes, created_at: snapshot.created_at, layers }
         };
         Ok(of_sessions.map(disk).collect())
     }
@@ -92,11 +75,11 @@ impl Snapshots for Local {
         thread::spawn(move || {
             let _ = sender.send(engine.gc_home());
         });
-        let doing = || "cannot free the space of removed snapshots".to_owned();
+        let doing = "cannot free the space of removed snapshots";
         match done.await {
             Ok(Ok(_)) => Ok(()),
-            Ok(Err(error)) => Err(sandbox_error(doing(), error)),
-            Err(gone) => Err(SandboxError::failed(doing(), gone)),
+            Ok(Err(error)) => Err(sandbox_error(doing, error)),
+            Err(gone) => Err(SandboxError::failed(doing, gone)),
         }
     }
 

@@ -52,12 +52,8 @@ pub struct Exec {
 pub struct CommandOutput {
     pub exit: Exit,
     pub millis: u64,
-    /// Truncated at the caller's limit.
-    pub stdout: Vec<u8>,
     /// The last bytes of stdout and stderr together.
     pub tail: Vec<u8>,
-    /// Whether stdout was truncated.
-    pub truncated: bool,
 }
 
 impl CommandOutput {
@@ -73,27 +69,6 @@ impl CommandOutput {
 }
 
 impl Bridge {
-    /// Starts a command with a given stdin.
-    ///
-    /// # Errors
-    /// When it cannot be started.
-    pub async fn exec(
-        &self,
-        command: Command,
-        stdin: Option<Vec<u8>>,
-    ) -> Result<Exec, BridgeError> {
-        let (exec, input) = self.exec_piped(command, stdin.is_some()).await?;
-        if let (Some(bytes), Some(mut input)) = (stdin, input) {
-            // In a task: a command that never reads its stdin must not block its output.
-            tokio::spawn(async move {
-                if input.write(&bytes).await {
-                    input.end();
-                }
-            });
-        }
-        Ok(exec)
-    }
-
     /// Starts a command; with `stdin`, the second value writes to it while it runs.
     ///
     /// # Errors
@@ -118,9 +93,8 @@ impl Bridge {
             ToSupervisor::Exec { id, command: Box::new(command) }
         })?;
         let id = posted.id;
-        let read = HashMap::new();
-        let mut exec =
-            Exec { bridge: self.clone(), id, streams, stdin, output, read, ended: false, detached };
+        let mut exec = self.output_of(id, streams, output);
+        (exec.stdin, exec.detached) = (stdin, detached);
         match posted.reply().await {
             Ok(_) => {
                 let bridge = self.clone();
@@ -136,33 +110,36 @@ impl Bridge {
         }
     }
 
-    /// Runs a command to its end and keeps at most `limit` bytes of its stdout.
+    /// Runs a command to its end.
     ///
     /// # Errors
     /// When it cannot be started, or the connection is lost before it ends.
-    pub async fn run_command(
-        &self,
-        command: Command,
-        limit: usize,
-    ) -> Result<CommandOutput, BridgeError> {
-        let mut exec = self.exec(command, None).await?;
-        let (mut stdout, mut tail, mut truncated) = (Vec::new(), Vec::new(), false);
+    pub async fn run_command(&self, command: Command) -> Result<CommandOutput, BridgeError> {
+        let (mut exec, _) = self.exec_piped(command, false).await?;
+        let mut tail = Vec::new();
         while let Some(output) = exec.next().await {
             match output {
-                ExecOutput::Stdout { bytes, .. } => {
-                    let room = limit.saturating_sub(stdout.len()).min(bytes.len());
-                    stdout.extend_from_slice(&bytes[..room]);
-                    truncated |= room < bytes.len();
+                ExecOutput::Stdout { bytes, .. } | ExecOutput::Stderr { bytes, .. } => {
                     append_tail(&mut tail, &bytes);
                 }
-                ExecOutput::Stderr { bytes, .. } => append_tail(&mut tail, &bytes),
                 ExecOutput::End => {}
                 ExecOutput::Exited { exit, millis } => {
-                    return Ok(CommandOutput { exit, millis, stdout, tail, truncated });
+                    return Ok(CommandOutput { exit, millis, tail });
                 }
             }
         }
         Err(BridgeError::Lost)
+    }
+
+    /// The output of a request; dropping it cancels the request.
+    pub(super) fn output_of(
+        &self,
+        id: RequestId,
+        streams: Vec<StreamId>,
+        output: mpsc::UnboundedReceiver<ExecOutput>,
+    ) -> Exec {
+        let (bridge, read) = (self.clone(), HashMap::new());
+        Exec { bridge, id, streams, stdin: None, output, read, ended: false, detached: false }
     }
 
     pub(super) fn open_outgoing(&self, stream: StreamId) -> Arc<Semaphore> {

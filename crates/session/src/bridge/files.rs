@@ -1,15 +1,18 @@
-//! Files transferred over the bridge in chunks: neither side holds a whole file in memory.
+//! Files and blobs transferred over the bridge in chunks: neither side holds a whole file in memory.
 
-use std::{collections::HashMap, pin::Pin, sync::Arc};
+use std::{pin::Pin, sync::Arc};
 
-use harvest_proto::bridge::{FileRequest, FileStat, Reply, RequestId, StreamId, ToSupervisor};
-use tokio::sync::{Semaphore, mpsc};
+use harvest_proto::{
+    BlobId,
+    bridge::{FileRequest, FileStat, Reply, RequestId, StreamId, ToSupervisor},
+};
+use tokio::sync::Semaphore;
 
-use super::{Bridge, BridgeError, Exec, ExecOutput, StreamKind};
+use super::{Bridge, BridgeError, Exec, ExecOutput};
 
 type PendingResult = Pin<Box<dyn Future<Output = Result<Reply, BridgeError>> + Send>>;
 
-/// A file being read. Dropping this cancels the transfer.
+/// A file or a blob being read. Dropping this cancels the transfer.
 pub struct FileReader {
     chunks: Exec,
     /// `None` once it has arrived.
@@ -28,6 +31,17 @@ impl FileReader {
             Some(_) => Ok(None),
             None => Err(BridgeError::Lost),
         }
+    }
+
+    async fn read_all(mut self, limit: usize) -> Result<Vec<u8>, BridgeError> {
+        let mut bytes = Vec::new();
+        while let Some(chunk) = self.next().await? {
+            bytes.extend_from_slice(&chunk);
+            if bytes.len() > limit {
+                return Err(BridgeError::TooLong { limit });
+            }
+        }
+        Ok(bytes)
     }
 
     /// Waits until the file is open. The reply comes before the bytes.
@@ -101,14 +115,31 @@ impl Bridge {
     /// # Errors
     /// When the supervisor refuses, or the connection is lost.
     pub async fn file_reader(&self, path: &str) -> Result<FileReader, BridgeError> {
-        let stream = self.new_stream();
-        let (to, output) = mpsc::unbounded_channel();
-        self.receive(stream, StreamKind::File, to);
-        let request = FileRequest::Read { path: path.to_owned(), stream };
-        let posted = self.post(|id| ToSupervisor::File { id, request })?;
-        let (bridge, id, streams, read) = (self.clone(), posted.id, vec![stream], HashMap::new());
-        let chunks =
-            Exec { bridge, id, streams, stdin: None, output, read, ended: false, detached: false };
+        self.reader(|id, stream| {
+            let request = FileRequest::Read { path: path.to_owned(), stream };
+            ToSupervisor::File { id, request }
+        })
+        .await
+    }
+
+    /// Reads a blob of at most `limit` bytes.
+    ///
+    /// # Errors
+    /// When the supervisor refuses, the connection is lost, or the blob is longer.
+    pub async fn blob_read(&self, blob: &BlobId, limit: usize) -> Result<Vec<u8>, BridgeError> {
+        let blob = blob.clone();
+        let reading = self.reader(|id, stream| ToSupervisor::Blob { id, blob, stream });
+        reading.await?.read_all(limit).await
+    }
+
+    /// Posts a request that is answered and then writes bytes to a stream.
+    async fn reader(
+        &self,
+        make: impl FnOnce(RequestId, StreamId) -> ToSupervisor,
+    ) -> Result<FileReader, BridgeError> {
+        let (stream, output) = self.open_incoming();
+        let posted = self.post(|id| make(id, stream))?;
+        let chunks = self.output_of(posted.id, vec![stream], output);
         let mut reading = FileReader { chunks, reply: Some(Box::pin(posted.reply())) };
         reading.started().await?;
         Ok(reading)
@@ -138,14 +169,8 @@ impl Bridge {
         let stream = self.new_stream();
         let credit = self.open_outgoing(stream);
         let posted = self.post(|id| make(id, stream))?;
-        let id = posted.id;
-        Ok(FileWriter {
-            bridge: self.clone(),
-            id,
-            stream,
-            credit,
-            reply: Some(Box::pin(posted.reply())),
-        })
+        let (bridge, id) = (self.clone(), posted.id);
+        Ok(FileWriter { bridge, id, stream, credit, reply: Some(Box::pin(posted.reply())) })
     }
 
     /// Writes a file; it is on disk under its name when this returns.
@@ -169,15 +194,7 @@ impl Bridge {
     /// # Errors
     /// When the supervisor refuses, the connection is lost, or the file is longer.
     pub async fn file_read(&self, path: &str, limit: usize) -> Result<Vec<u8>, BridgeError> {
-        let mut reading = self.file_reader(path).await?;
-        let mut bytes = Vec::new();
-        while let Some(chunk) = reading.next().await? {
-            bytes.extend_from_slice(&chunk);
-            if bytes.len() > limit {
-                return Err(BridgeError::TooLong { limit });
-            }
-        }
-        Ok(bytes)
+        self.file_reader(path).await?.read_all(limit).await
     }
 
     /// With `follow`, describes what a link leads to.
@@ -200,10 +217,8 @@ impl Bridge {
         path: &str,
         after: &str,
     ) -> Result<(Vec<FileStat>, bool), BridgeError> {
-        match self
-            .file(FileRequest::List { path: path.to_owned(), after: Some(after.to_owned()) })
-            .await?
-        {
+        let (path, after) = (path.to_owned(), Some(after.to_owned()));
+        match self.file(FileRequest::List { path, after }).await? {
             Reply::List { entries, more } => Ok((entries, more)),
             _ => Err(BridgeError::UnexpectedReply),
         }

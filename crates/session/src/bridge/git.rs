@@ -1,16 +1,12 @@
 //! Git requests over the bridge. Dropping one of these futures cancels its request.
 
-use std::collections::HashMap;
-
 use harvest_proto::{
     CheckoutFolder,
-    bridge::{
-        DiffStat, GitQuery, GitRequest, Reply, RequestId, StreamId, ToSupervisor, Truncation,
-    },
+    bridge::{DiffStat, GitQuery, GitRequest, Reply, ToSupervisor, Truncation},
 };
 use tokio::sync::mpsc;
 
-use super::{Bridge, BridgeError, Exec, ExecOutput, StreamKind};
+use super::{Bridge, BridgeError, ExecOutput};
 
 /// The output of a query.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,7 +27,7 @@ impl Bridge {
         let request = GitRequest::SaveTree { checkout, against };
         let posted = self.post(|id| ToSupervisor::Git { id, request })?;
         let (_, no_output) = mpsc::unbounded_channel();
-        let mut cancel_on_drop = self.git_exec(posted.id, Vec::new(), no_output);
+        let mut cancel_on_drop = self.output_of(posted.id, Vec::new(), no_output);
         let reply = posted.reply().await;
         cancel_on_drop.ended = true;
         match reply? {
@@ -47,13 +43,11 @@ impl Bridge {
         query: GitQuery,
         limit: usize,
     ) -> Result<QueryOutput, BridgeError> {
-        let stream = self.new_stream();
-        let (to, output) = mpsc::unbounded_channel();
-        self.receive(stream, StreamKind::File, to);
+        let (stream, output) = self.open_incoming();
         let checkout = checkout.clone();
         let request = GitRequest::Query { checkout, query, limit: limit as u64, stream };
         let posted = self.post(|id| ToSupervisor::Git { id, request })?;
-        let mut chunks = self.git_exec(posted.id, vec![stream], output);
+        let mut chunks = self.output_of(posted.id, vec![stream], output);
         let mut reply = std::pin::pin!(posted.reply());
         let mut bytes = Vec::new();
         // The reply follows the end of the stream, except for a query that did not start.
@@ -91,15 +85,5 @@ impl Bridge {
         })?;
         writing.write(pack).await?;
         writing.finish().await
-    }
-
-    fn git_exec(
-        &self,
-        id: RequestId,
-        streams: Vec<StreamId>,
-        output: mpsc::UnboundedReceiver<ExecOutput>,
-    ) -> Exec {
-        let (bridge, read) = (self.clone(), HashMap::new());
-        Exec { bridge, id, streams, stdin: None, output, read, ended: false, detached: false }
     }
 }

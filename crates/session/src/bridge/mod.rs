@@ -4,7 +4,6 @@
 //! stream: a stream may carry only the credit it was granted, so at most [`INITIAL_CREDIT_BYTES`]
 //! of it wait in memory. Redialling is up to the driver.
 
-mod blobs;
 mod exec;
 mod files;
 mod git;
@@ -36,7 +35,10 @@ pub use files::{FileReader, FileWriter};
 pub(crate) use git::QueryOutput;
 pub use input::{InputAborted, InputStream, InputTask};
 
-use crate::{sandboxes::BridgeStream, timeouts::LivenessTimeouts};
+use crate::{
+    sandboxes::BridgeStream,
+    timeouts::{LivenessTimeouts, millis},
+};
 use liveness::LivenessMonitor;
 
 // The supervisor answers its first frame at once; a host under load may take a while.
@@ -85,8 +87,6 @@ pub enum OwnerMessage {
     /// An event to store and acknowledge. Boxed: channels reserve space for many messages.
     Event(Box<OutboxEvent>),
     Heartbeat {
-        /// Whether a turn is in progress.
-        busy: bool,
         /// The number of detached commands that run.
         detached: u32,
     },
@@ -155,11 +155,9 @@ impl Bridge {
         liveness: Option<LivenessTimeouts>,
     ) -> Result<OpenedBridge, BridgeError> {
         let (mut read, mut write) = tokio::io::split(stream);
-        let heartbeat_millis = liveness
-            .map(|timeouts| u64::try_from(timeouts.heartbeat.as_millis()).unwrap_or(u64::MAX));
-        let hello =
-            Frame::Control(ToSupervisor::Hello { version: VERSION, role, heartbeat_millis })
-                .encode();
+        let heartbeat_millis = liveness.map(|timeouts| millis(timeouts.heartbeat));
+        let hello = ToSupervisor::Hello { version: VERSION, role, heartbeat_millis };
+        let hello = Frame::Control(hello).encode();
         let mut decoder = Decoder::default();
         let welcome = tokio::time::timeout(HANDSHAKE_TIMEOUT, async {
             write.write_all(&hello).await.map_err(|_| BridgeError::Lost)?;
@@ -264,6 +262,13 @@ impl Bridge {
 
     fn new_stream(&self) -> StreamId {
         self.inner.next_stream.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Opens a stream on which a request returns bytes.
+    fn open_incoming(&self) -> (StreamId, mpsc::UnboundedReceiver<ExecOutput>) {
+        let (stream, (to, output)) = (self.new_stream(), mpsc::unbounded_channel());
+        self.receive(stream, StreamKind::File, to);
+        (stream, output)
     }
 
     fn receive(&self, stream: StreamId, kind: StreamKind, to: mpsc::UnboundedSender<ExecOutput>) {

@@ -132,9 +132,9 @@ impl Reader {
             FromSupervisor::Event(event) => {
                 return self.events.send(OwnerMessage::Event(Box::new(event))).await.is_ok();
             }
-            FromSupervisor::Heartbeat { busy, detached } => {
+            FromSupervisor::Heartbeat { detached, .. } => {
                 // A heartbeat may be dropped while the queue is full of events.
-                let _ = self.events.try_send(OwnerMessage::Heartbeat { busy, detached });
+                let _ = self.events.try_send(OwnerMessage::Heartbeat { detached });
             }
             FromSupervisor::Welcome { .. } => {}
             FromSupervisor::Pong => {
@@ -144,15 +144,11 @@ impl Reader {
             }
             FromSupervisor::Reply { id, result } => {
                 let waiting = lock(&self.table).replies.remove(&id);
-                if let Some(waiting) = waiting {
-                    let _ = waiting.send(result);
-                }
+                let _ = waiting.map(|waiting| waiting.send(result));
             }
             FromSupervisor::Exited { exec, exit, millis } => {
                 let waiting = lock(&self.table).execs.remove(&exec);
-                if let Some(waiting) = waiting {
-                    let _ = waiting.send(ExecOutput::Exited { exit, millis });
-                }
+                let _ = waiting.map(|waiting| waiting.send(ExecOutput::Exited { exit, millis }));
             }
             FromSupervisor::Credit { stream, bytes } => {
                 if let Some(credit) = lock(&self.table).outgoing.get(&stream) {

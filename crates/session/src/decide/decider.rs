@@ -12,6 +12,7 @@ use super::{
     Action, Activity, Decision, DiskOnStop, FreezeState, Input, LinkState, Mode, PublicState,
     Question, SandboxState, State, StepContext, StopReason, StopSave, Turn, TurnSave,
 };
+use crate::timeouts::millis;
 
 pub(super) struct Decider<'a> {
     pub(super) state: State,
@@ -71,7 +72,7 @@ impl<'a> Decider<'a> {
             Input::Started { epoch, start } if epoch == current => self.started(start),
             Input::StartFailed { epoch, detail, permanent } if epoch == current => {
                 if matches!(self.state.sandbox, SandboxState::Starting { .. }) {
-                    self.start_failed(detail, permanent);
+                    self.failed_to_start(StateReason::StartFailed, detail, permanent);
                 }
             }
             Input::FoundRunning { epoch } if epoch == current => self.found_running(),
@@ -124,11 +125,11 @@ impl<'a> Decider<'a> {
         };
         match &self.state.sandbox {
             SandboxState::Booting { .. } => self.stop_and_discard(reason.into()),
-            SandboxState::Ready { activity: Activity::Idle { .. }, .. } => {
-                self.stop_and_save(SnapshotKind::Pause, None, reason.into());
-            }
-            SandboxState::Ready { activity: Activity::SaveFailed { save, .. }, .. } => {
-                let turn = Some(save.turn.clone());
+            SandboxState::Ready {
+                activity: Activity::Idle { .. } | Activity::SaveFailed { .. },
+                ..
+            } => {
+                let turn = self.state.saved_turn().cloned();
                 self.stop_and_save(SnapshotKind::Pause, turn, reason.into());
             }
             SandboxState::Ready { activity: Activity::Turn(_), .. } => self.request_turn_stop(),
@@ -267,17 +268,27 @@ impl<'a> Decider<'a> {
         self.state.sandbox = SandboxState::Stopping { sandbox, disk, reason };
     }
 
-    /// The sandbox stops in the middle of a turn, which ends with it.
-    pub(super) fn end_turn_with_sandbox(
-        &mut self,
-        outcome: TurnOutcome,
-        error: &str,
-        reason: StopReason,
-    ) {
-        let Some(turn) = self.take_turn() else { return };
-        let id = turn.turn.clone();
-        self.record_turn_end(turn, outcome, Some(error.to_owned()));
-        self.stop_and_save(SnapshotKind::Recovered, Some(id), reason);
+    /// The sandbox stops at once. A turn in progress ends with it.
+    pub(super) fn stop_abruptly(&mut self, outcome: TurnOutcome, error: &str, reason: StopReason) {
+        let mut last_turn = self.state.saved_turn().cloned();
+        if let Some(turn) = self.take_turn() {
+            last_turn = Some(turn.turn.clone());
+            self.record_turn_end(turn, outcome, Some(error.to_owned()));
+        }
+        self.stop_and_save(SnapshotKind::Recovered, last_turn, reason);
+    }
+
+    /// Nothing is left of the sandbox.
+    pub(super) fn sandbox_ended(&mut self, reason: String) {
+        if let Some(sandbox) = self.state.sandbox_id().cloned() {
+            self.actions.push(Action::SandboxEnded { sandbox, reason });
+            self.state.sandbox = SandboxState::Absent;
+        }
+    }
+
+    /// A sandbox that has just become idle.
+    pub(super) const fn idle_now(&self) -> Activity {
+        Activity::Idle { since: self.context.now, freeze: FreezeState::Running }
     }
 
     /// The turn ended and the sandbox keeps running: its state is saved before the next prompt.
@@ -311,11 +322,9 @@ impl<'a> Decider<'a> {
     }
 
     pub(super) fn take_turn(&mut self) -> Option<Turn> {
+        let idle = self.idle_now();
         let SandboxState::Ready { activity, .. } = &mut self.state.sandbox else { return None };
-        match mem::replace(
-            activity,
-            Activity::Idle { since: self.context.now, freeze: FreezeState::Running },
-        ) {
+        match mem::replace(activity, idle) {
             Activity::Turn(turn) => Some(turn),
             other => {
                 *activity = other;
@@ -342,8 +351,7 @@ impl<'a> Decider<'a> {
             prompt: turn.prompt,
             outcome,
             error,
-            millis: u64::try_from(self.context.now.since(turn.since).as_millis())
-                .unwrap_or(u64::MAX),
+            millis: millis(self.context.now.since(turn.since)),
         });
         // The answer never arrived: it becomes an ordinary queued prompt.
         if let Some(Question { answer: Some(prompt), .. }) = turn.question {

@@ -2,11 +2,7 @@
 
 use std::mem;
 
-use harvest_proto::{
-    PromptId, StateReason,
-    api::PromptStatus,
-    event::{SnapshotKind, TurnOutcome},
-};
+use harvest_proto::{PromptId, StateReason, api::PromptStatus, event::TurnOutcome};
 
 use super::{
     Action, Activity, DiskOnStop, LinkState, Mode, SandboxState, TurnSave, decider::Decider,
@@ -87,22 +83,8 @@ impl Decider<'_> {
     pub(super) fn terminate(&mut self) {
         const REASON: StateReason = StateReason::Terminated;
         self.pause(REASON);
-        let SandboxState::Ready { activity, .. } = &self.state.sandbox else { return };
-        match activity {
-            Activity::Turn(_) => {
-                self.end_turn_with_sandbox(
-                    TurnOutcome::Stopped,
-                    "the sandbox was terminated",
-                    REASON.into(),
-                );
-            }
-            Activity::Saving(save) | Activity::SaveFailed { save, .. } => {
-                let turn = Some(save.turn.clone());
-                self.stop_and_save(SnapshotKind::Recovered, turn, REASON.into());
-            }
-            Activity::Idle { .. } => {
-                self.stop_and_save(SnapshotKind::Recovered, None, REASON.into())
-            }
+        if matches!(self.state.sandbox, SandboxState::Ready { .. }) {
+            self.stop_abruptly(TurnOutcome::Stopped, "the sandbox was terminated", REASON.into());
         }
     }
 

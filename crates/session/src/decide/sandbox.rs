@@ -7,7 +7,8 @@ use harvest_proto::{
 };
 
 use super::{
-    Action, Activity, DiskOnStop, FreezeState, LinkState, Mode, SandboxState, decider::Decider,
+    Action, Activity, DiskOnStop, LinkState, Mode, SandboxState, StopReason, StopSave, TurnSave,
+    decider::Decider,
 };
 
 impl Decider<'_> {
@@ -23,10 +24,6 @@ impl Decider<'_> {
             since: now,
             booted: false,
         };
-    }
-
-    pub(super) fn start_failed(&mut self, detail: String, permanent: bool) {
-        self.failed_to_start(StateReason::StartFailed, detail, permanent);
     }
 
     /// Another start is tried until the circuit breaker opens.
@@ -61,32 +58,18 @@ impl Decider<'_> {
     pub(super) fn sandbox_lost(&mut self, reason: &str) {
         match &self.state.sandbox {
             SandboxState::Booting { .. } => {
-                self.start_failed(format!("the sandbox ended: {reason}"), false)
+                let detail = format!("the sandbox ended: {reason}");
+                self.failed_to_start(StateReason::StartFailed, detail, false);
             }
-            SandboxState::Ready { activity, .. } => {
+            SandboxState::Ready { .. } => {
+                let stopping = self.state.turn().is_some_and(|turn| turn.stopping.is_some());
                 if self.state.queue.is_empty() && self.state.mode == Mode::Active {
                     self.state.mode = Mode::Paused { reason: StateReason::SandboxLost };
                 }
-                match activity {
-                    Activity::Turn(turn) => {
-                        let outcome = match turn.stopping {
-                            Some(_) => TurnOutcome::Stopped,
-                            None => TurnOutcome::Interrupted,
-                        };
-                        self.end_turn_with_sandbox(
-                            outcome,
-                            &format!("the sandbox was lost: {reason}"),
-                            reason.into(),
-                        );
-                    }
-                    Activity::Saving(save) | Activity::SaveFailed { save, .. } => {
-                        let turn = Some(save.turn.clone());
-                        self.stop_and_save(SnapshotKind::Recovered, turn, reason.into());
-                    }
-                    Activity::Idle { .. } => {
-                        self.stop_and_save(SnapshotKind::Recovered, None, reason.into())
-                    }
-                }
+                let outcome =
+                    if stopping { TurnOutcome::Stopped } else { TurnOutcome::Interrupted };
+                let error = format!("the sandbox was lost: {reason}");
+                self.stop_abruptly(outcome, &error, reason.into());
             }
             _ => {}
         }
@@ -96,29 +79,20 @@ impl Decider<'_> {
     /// from an older snapshot.
     pub(super) fn sandbox_gone(&mut self) {
         match &self.state.sandbox {
-            SandboxState::Booting { sandbox, .. } => {
-                let sandbox = sandbox.clone();
-                self.actions.push(Action::SandboxEnded { sandbox, reason: "gone".to_owned() });
-                self.state.sandbox = SandboxState::Absent;
-            }
-            SandboxState::Ready { sandbox, .. } => {
-                let sandbox = sandbox.clone();
+            SandboxState::Booting { .. } => self.sandbox_ended("gone".to_owned()),
+            SandboxState::Ready { .. } => {
                 if let Some(turn) = self.take_turn() {
-                    self.record_turn_end(
-                        turn,
-                        TurnOutcome::Interrupted,
-                        Some("the sandbox is gone".to_owned()),
-                    );
+                    let error = Some("the sandbox is gone".to_owned());
+                    self.record_turn_end(turn, TurnOutcome::Interrupted, error);
                 }
-                self.actions.push(Action::SandboxEnded { sandbox, reason: "gone".to_owned() });
-                self.state.sandbox = SandboxState::Absent;
+                self.sandbox_ended("gone".to_owned());
                 self.fail(StateReason::SandboxGone, self.gone_message());
             }
             _ => {}
         }
     }
 
-    pub(super) fn gone_message(&self) -> String {
+    fn gone_message(&self) -> String {
         match &self.state.latest_snapshot {
             Some(snapshot) => format!(
                 "the sandbox and its disk are gone; the next prompt continues from the older {snapshot}"
@@ -129,41 +103,45 @@ impl Decider<'_> {
     }
 
     pub(super) fn captured(&mut self, snapshot: &SnapshotId, millis: u64) {
-        let SandboxState::Ready { activity, .. } = &mut self.state.sandbox else {
-            return self.remove_unwanted(snapshot);
-        };
-        let Activity::Saving(save) = activity else { return self.remove_unwanted(snapshot) };
-        if save.snapshot != *snapshot {
-            return self.remove_unwanted(snapshot);
-        }
+        let Some(save) = self.end_capture(snapshot) else { return self.remove_unwanted(snapshot) };
         self.actions.push(Action::SnapshotTaken {
             snapshot: snapshot.clone(),
             kind: SnapshotKind::Turn,
-            turn: Some(save.turn.clone()),
+            turn: Some(save.turn),
             millis,
         });
         self.state.latest_snapshot = Some(snapshot.clone());
-        *activity = Activity::Idle { since: self.context.now, freeze: FreezeState::Running };
         self.actions.push(Action::Review);
     }
 
     pub(super) fn capture_unsupported(&mut self, snapshot: &SnapshotId) {
-        if let SandboxState::Ready { activity, .. } = &mut self.state.sandbox
-            && matches!(activity, Activity::Saving(save) if save.snapshot == *snapshot)
-        {
-            *activity = Activity::Idle { since: self.context.now, freeze: FreezeState::Running };
+        if self.end_capture(snapshot).is_some() {
             self.actions.push(Action::Review);
         }
     }
 
     pub(super) fn capture_failed(&mut self, snapshot: &SnapshotId, detail: String) {
-        if let SandboxState::Ready { activity, .. } = &mut self.state.sandbox
-            && let Activity::Saving(save) = activity
-            && save.snapshot == *snapshot
+        let save = self.end_capture(snapshot);
+        if let Some(save) = save
+            && let SandboxState::Ready { activity, .. } = &mut self.state.sandbox
         {
-            *activity = Activity::SaveFailed { save: save.clone(), detail };
+            *activity = Activity::SaveFailed { save, detail };
         } else {
             self.remove_unwanted(snapshot);
+        }
+    }
+
+    /// The sandbox becomes idle, if this is the snapshot that it is captured as.
+    fn end_capture(&mut self, snapshot: &SnapshotId) -> Option<TurnSave> {
+        let idle = self.idle_now();
+        let SandboxState::Ready { activity, .. } = &mut self.state.sandbox else { return None };
+        match activity {
+            Activity::Saving(save) if save.snapshot == *snapshot => {
+                let save = save.clone();
+                *activity = idle;
+                Some(save)
+            }
+            _ => None,
         }
     }
 
@@ -177,61 +155,47 @@ impl Decider<'_> {
     }
 
     pub(super) fn stopped_and_saved(&mut self, snapshot: &SnapshotId, millis: u64) {
-        let SandboxState::Stopping { sandbox, disk: DiskOnStop::Save(save), reason } =
-            &self.state.sandbox
-        else {
-            return;
-        };
-        if save.snapshot != *snapshot {
-            return;
-        }
-        self.actions.push(Action::SnapshotTaken {
-            snapshot: snapshot.clone(),
-            kind: save.kind,
-            turn: save.turn.clone(),
-            millis,
-        });
-        let (sandbox, paused) = (sandbox.clone(), reason.state());
-        self.actions.push(Action::SandboxEnded { sandbox, reason: reason.to_string() });
-        self.actions.push(Action::Review);
+        let Some((save, reason)) = self.stop_save(snapshot) else { return };
+        let StopSave { snapshot, kind, turn } = save;
         self.state.latest_snapshot = Some(snapshot.clone());
-        self.state.sandbox = SandboxState::Absent;
+        self.actions.push(Action::SnapshotTaken { snapshot, kind, turn, millis });
+        self.sandbox_ended(reason.to_string());
+        self.actions.push(Action::Review);
         if self.state.mode == Mode::Active
             && self.state.queue.is_empty()
             && !self.state.start_requested
         {
-            self.state.mode = Mode::Paused { reason: paused };
+            self.state.mode = Mode::Paused { reason: reason.state() };
         }
     }
 
     pub(super) fn stop_save_failed(&mut self, snapshot: &SnapshotId, detail: String, gone: bool) {
-        let SandboxState::Stopping { sandbox, disk: DiskOnStop::Save(save), reason } =
-            &self.state.sandbox
-        else {
-            return;
-        };
-        if save.snapshot != *snapshot {
-            return;
-        }
-        let (sandbox, reason) = (sandbox.clone(), reason.clone());
+        let Some((save, reason)) = self.stop_save(snapshot) else { return };
         if gone {
-            self.actions.push(Action::SandboxEnded { sandbox, reason: reason.to_string() });
-            self.state.sandbox = SandboxState::Absent;
+            self.sandbox_ended(reason.to_string());
             self.fail(StateReason::SandboxGone, self.gone_message());
-        } else {
-            self.state.sandbox =
-                SandboxState::SaveUnknown { sandbox, save: save.clone(), reason, detail };
+        } else if let Some(sandbox) = self.state.sandbox_id().cloned() {
+            self.state.sandbox = SandboxState::SaveUnknown { sandbox, save, reason, detail };
+        }
+    }
+
+    /// How and why the sandbox stops, if its disk is saved as this snapshot.
+    fn stop_save(&self, snapshot: &SnapshotId) -> Option<(StopSave, StopReason)> {
+        match &self.state.sandbox {
+            SandboxState::Stopping { disk: DiskOnStop::Save(save), reason, .. }
+                if save.snapshot == *snapshot =>
+            {
+                Some((save.clone(), reason.clone()))
+            }
+            _ => None,
         }
     }
 
     pub(super) fn discarded(&mut self) {
-        let SandboxState::Stopping { sandbox, disk: DiskOnStop::Discard, reason } =
+        if let SandboxState::Stopping { disk: DiskOnStop::Discard, reason, .. } =
             &self.state.sandbox
-        else {
-            return;
-        };
-        self.actions
-            .push(Action::SandboxEnded { sandbox: sandbox.clone(), reason: reason.to_string() });
-        self.state.sandbox = SandboxState::Absent;
+        {
+            self.sandbox_ended(reason.to_string());
+        }
     }
 }

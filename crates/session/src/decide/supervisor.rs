@@ -7,9 +7,7 @@ use harvest_proto::{
     event::{SnapshotKind, TurnOutcome},
 };
 
-use super::{
-    Action, Activity, FreezeState, LinkState, Question, SandboxState, Turn, decider::Decider,
-};
+use super::{Action, Activity, LinkState, Question, SandboxState, Turn, decider::Decider};
 
 impl Decider<'_> {
     pub(super) fn link_up(&mut self, status: &Status) {
@@ -35,17 +33,11 @@ impl Decider<'_> {
 
     /// Sends the dispatched prompt again unless the supervisor has seen it.
     pub(super) fn resend_if_unknown(&mut self, turn: &Turn, status: &Status) {
-        let known = status
-            .prompts
-            .iter()
-            .find(|(prompt, _)| *prompt == turn.prompt)
-            .map(|(_, progress)| *progress);
-        match known {
+        let known = status.prompts.iter().find(|(prompt, _)| *prompt == turn.prompt);
+        match known.map(|(_, progress)| *progress) {
             None if turn.stopping.is_some() => {
-                self.turn_finished(
-                    TurnOutcome::Stopped,
-                    Some("stopped before the turn started".to_owned()),
-                );
+                let error = Some("stopped before the turn started".to_owned());
+                self.turn_finished(TurnOutcome::Stopped, error);
             }
             None => self.actions.push(Action::SendPrompt {
                 prompt: turn.prompt.clone(),
@@ -96,13 +88,9 @@ impl Decider<'_> {
 
     pub(super) fn prepared(&mut self) {
         if let SandboxState::Booting { sandbox, link, booted: true, .. } = &self.state.sandbox {
-            let (sandbox, link, now) = (sandbox.clone(), *link, self.context.now);
-            self.state.sandbox = SandboxState::Ready {
-                sandbox,
-                link,
-                ready_since: now,
-                activity: Activity::Idle { since: now, freeze: FreezeState::Running },
-            };
+            let (sandbox, link, activity) = (sandbox.clone(), *link, self.idle_now());
+            let ready_since = self.context.now;
+            self.state.sandbox = SandboxState::Ready { sandbox, link, ready_since, activity };
             self.state.start_requested = false;
         }
     }

@@ -31,11 +31,8 @@ impl Decider<'_> {
                 activity: Activity::Turn(Turn { stopping: Some(since), .. }),
                 ..
             } if now.since(*since) >= timeouts.stop => {
-                self.end_turn_with_sandbox(
-                    TurnOutcome::Stopped,
-                    "the stop was not confirmed",
-                    StateReason::Stopped.into(),
-                );
+                let reason = StateReason::Stopped.into();
+                self.stop_abruptly(TurnOutcome::Stopped, "the stop was not confirmed", reason);
             }
             SandboxState::Ready { activity: Activity::Turn(turn), .. }
                 if now.since(turn.since) >= timeouts.turn =>

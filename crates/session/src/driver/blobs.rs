@@ -38,7 +38,7 @@ pub(super) fn store_blobs(
 ) -> mpsc::Receiver<OwnerMessage> {
     let (out, events) = mpsc::channel(QUEUED_MESSAGES);
     let context = Arc::clone(shared);
-    shared.spawn(async move {
+    shared.tasks.spawn(async move {
         let forwarding = async {
             while let Some(mut message) = messages.recv().await {
                 if let OwnerMessage::Event(event) = &mut message

@@ -9,10 +9,10 @@ use harvest_proto::{
     bridge::{BridgeRole, OutboxEvent, ToSupervisor},
     event::{BootPhase, PhaseStatus},
 };
-use harvest_store::{StoreError, Write};
+use harvest_store::Write;
 use tokio::sync::mpsc;
 
-use super::{ControlFlow, Driver, DriverExit, TaskReport, blobs::store_blobs};
+use super::{ControlFlow, Driver, TaskReport, blobs::store_blobs};
 use crate::{
     bridge::{Bridge, BridgeError, OpenedBridge, OwnerMessage},
     context::Shared,
@@ -59,7 +59,7 @@ pub(super) async fn next_event(connection: &mut Option<Connection>) -> Connectio
     let mut detached_now = None;
     let events = messages.into_iter().filter_map(|message| match message {
         OwnerMessage::Event(event) => Some(*event),
-        OwnerMessage::Heartbeat { detached, .. } => {
+        OwnerMessage::Heartbeat { detached } => {
             detached_now = Some(detached);
             None
         }
@@ -108,24 +108,11 @@ impl Driver {
                 decision.actions = actions;
             }
         }
-        let mut delay = MIN_DELAY;
-        loop {
-            match self.commit(&decision, writes.clone()).await {
-                Ok(_) => break,
-                Err(StoreError::LeaseLost | StoreError::Closed | StoreError::NotFound { .. }) => {
-                    return Err(DriverExit);
-                }
-                // The stored number is read again for the reconnect; the supervisor then resends
-                // the events after it.
-                Err(StoreError::OutboxGap { .. }) => {
-                    self.stored = None;
-                    return self.on_connection_lost().await;
-                }
-                Err(error) => {
-                    tracing::error!(session = %self.id(), %error, "cannot write events; retrying");
-                    self.back_off(&mut delay, &error).await;
-                }
-            }
+        if !self.commit_until_stored(&decision, writes).await? {
+            // The stored number is read again for the reconnect; the supervisor then resends the
+            // events after it.
+            self.stored = None;
+            return self.on_connection_lost().await;
         }
         self.stored = Some((epoch, last));
         if let Some(connection) = &mut self.connection {
@@ -161,8 +148,7 @@ impl Driver {
         let (shared, reports) = (Arc::clone(&self.shared), self.report_sender.clone());
         self.spawn_attached(async move {
             if let Ok(reason) = shared.sandboxes.provider.wait(&sandbox).await {
-                let _ = reports
-                    .send(TaskReport::Input(Input::SandboxEnded { epoch, reason }, Vec::new()));
+                let _ = reports.send(Input::SandboxEnded { epoch, reason }.into());
             }
         });
     }
@@ -254,7 +240,7 @@ impl Driver {
     /// Spawns a task that is aborted when the driver disconnects from the sandbox.
     pub(super) fn spawn_attached(&mut self, task: impl Future<Output = ()> + Send + 'static) {
         self.attached.retain(|task| !task.is_finished());
-        self.attached.push(self.shared.spawn(task).abort_handle());
+        self.attached.push(self.shared.tasks.spawn(task).abort_handle());
     }
 
     /// Closes the connection, the door and the freezer, and aborts the attached tasks.
@@ -287,15 +273,13 @@ async fn dial(
             Err(SandboxError::Bridge(error @ BridgeError::OtherVersion { .. })) => {
                 tracing::warn!(%sandbox, %error, "cannot adopt a sandbox");
                 let reason = error.to_string();
-                return TaskReport::Input(Input::SandboxEnded { epoch, reason }, Vec::new());
+                return Input::SandboxEnded { epoch, reason }.into();
             }
             Err(error) => tracing::debug!(%sandbox, error = error_chain(&error), "cannot dial"),
         }
         match shared.sandboxes.provider.find(sandbox).await {
-            Ok(Found::Dead { reason }) => {
-                return TaskReport::Input(Input::SandboxEnded { epoch, reason }, Vec::new());
-            }
-            Ok(Found::Gone) => return TaskReport::Input(Input::FoundGone { epoch }, Vec::new()),
+            Ok(Found::Dead { reason }) => return Input::SandboxEnded { epoch, reason }.into(),
+            Ok(Found::Gone) => return Input::FoundGone { epoch }.into(),
             Ok(Found::Running) | Err(_) => {}
         }
         tokio::time::sleep(delay).await;

@@ -4,18 +4,14 @@
 use std::{sync::Arc, time::Duration};
 
 use harvest_proto::{
-    EventBody, PromptId, RepositoryName, SandboxId, SnapshotId, TurnId,
+    EventBody, PromptId, RepositoryName, SandboxId, SessionId, SnapshotId, TurnId,
     api::Prompt,
     bridge::{AgentLaunch, Boot, BootStart, Checkout, RestartPolicy, ToSupervisor, TurnRequest},
     event::SnapshotKind,
 };
 use harvest_store::{CheckoutRecord, Removal, Write};
 
-use super::{
-    Driver, TaskReport,
-    freezer::thaw_now,
-    writes::{self, is_persisted},
-};
+use super::{Driver, TaskReport, freezer::thaw_now, writes};
 use crate::{
     bridge::{Bridge, BridgeError, PendingReply},
     checkout,
@@ -24,6 +20,7 @@ use crate::{
     error_chain::error_chain,
     git_remote::remote,
     sandboxes::{Found, MissingObject, SandboxError, SandboxSpec, StartFrom, StateVolume},
+    timeouts::millis,
     trees,
     wall_clock::now,
 };
@@ -33,9 +30,6 @@ const DIFF_LIMIT: Duration = Duration::from_secs(90);
 
 impl Driver {
     pub(super) async fn run_effect(&mut self, action: Action) {
-        if is_persisted(&action) {
-            return;
-        }
         if let Action::SendPrompt { .. } | Action::StopTurn { .. } | Action::Answer { .. } = action
         {
             self.thaw_if_frozen();
@@ -60,6 +54,7 @@ impl Driver {
             Action::Review => self.review(),
             Action::Freeze { sandbox } => self.set_frozen(sandbox, true),
             Action::Thaw { sandbox } => self.set_frozen(sandbox, false),
+            // Persisted actions are written already.
             _ => {}
         }
     }
@@ -67,14 +62,12 @@ impl Driver {
     fn find(&self, sandbox: SandboxId) {
         let (shared, reports, epoch) =
             (Arc::clone(&self.shared), self.report_sender.clone(), self.state.epoch);
-        self.shared.spawn(async move {
+        self.shared.tasks.spawn(async move {
             let found = retry(|| shared.sandboxes.provider.find(&sandbox)).await;
             let report = match found {
                 Found::Running => TaskReport::FoundRunning { epoch },
-                Found::Dead { reason } => {
-                    TaskReport::Input(Input::SandboxEnded { epoch, reason }, Vec::new())
-                }
-                Found::Gone => TaskReport::Input(Input::FoundGone { epoch }, Vec::new()),
+                Found::Dead { reason } => Input::SandboxEnded { epoch, reason }.into(),
+                Found::Gone => Input::FoundGone { epoch }.into(),
             };
             let _ = reports.send(report);
         });
@@ -85,13 +78,13 @@ impl Driver {
         let (shared, reports) = (Arc::clone(&self.shared), self.report_sender.clone());
         let session = self.id().clone();
         let primary = self.record.checkouts.first().map(|first| first.repository.clone());
-        self.shared.spawn(async move {
+        self.shared.tasks.spawn(async move {
             let began = shared.clock.now();
             let (start, from) = match origin(&shared, primary.as_ref(), from).await {
                 Ok(origin) => origin,
                 Err(detail) => {
                     let failed = Input::StartFailed { epoch, detail, permanent: true };
-                    let _ = reports.send(TaskReport::Input(failed, Vec::new()));
+                    let _ = reports.send(failed.into());
                     return;
                 }
             };
@@ -104,8 +97,7 @@ impl Driver {
                 ..SandboxSpec::of_session(sandbox.clone(), from, shared.sandboxes.resources)
             };
             let created = shared.sandboxes.provider.create(spec).await;
-            let millis =
-                u64::try_from(shared.clock.now().since(began).as_millis()).unwrap_or(u64::MAX);
+            let millis = millis(shared.clock.now().since(began));
             let report = match created {
                 Ok(_) => {
                     let (sandbox, id) = (sandbox.clone(), sandbox.clone());
@@ -119,10 +111,7 @@ impl Driver {
                         error,
                         SandboxError::Missing(MissingObject::Image(_) | MissingObject::Snapshot(_))
                     );
-                    TaskReport::Input(
-                        Input::StartFailed { epoch, detail: error_chain(&error), permanent },
-                        Vec::new(),
-                    )
+                    Input::StartFailed { epoch, detail: error_chain(&error), permanent }.into()
                 }
             };
             if reports.send(report).is_err() {
@@ -160,8 +149,7 @@ impl Driver {
         let reports = self.report_sender.clone();
         self.spawn_attached(async move {
             if let Err(BridgeError::Fault(fault)) = posted.reply().await {
-                let failed = Input::BootFailed { epoch, detail: fault.message };
-                let _ = reports.send(TaskReport::Input(failed, Vec::new()));
+                let _ = reports.send(Input::BootFailed { epoch, detail: fault.message }.into());
             }
         });
     }
@@ -198,10 +186,7 @@ impl Driver {
                 Ok(writes) => TaskReport::Input(Input::Prepared { epoch }, writes),
                 // The reconnect prepares again.
                 Err(checkout::PrepareError::Bridge(BridgeError::Lost)) => return,
-                Err(error) => TaskReport::Input(
-                    Input::BootFailed { epoch, detail: error_chain(&error) },
-                    Vec::new(),
-                ),
+                Err(error) => Input::BootFailed { epoch, detail: error_chain(&error) }.into(),
             };
             let _ = reports.send(report);
         });
@@ -236,7 +221,7 @@ impl Driver {
                 // The status of the next connection tells whether it arrived.
                 Err(_) => return,
             };
-            let _ = reports.send(TaskReport::Input(input, Vec::new()));
+            let _ = reports.send(input.into());
         });
     }
 
@@ -251,39 +236,27 @@ impl Driver {
         let session = self.id().clone();
         let (turn, began) = (self.state.saved_turn().cloned(), self.state.latest_snapshot.clone());
         let checkouts = self.record.checkouts.clone();
-        self.shared.spawn(async move {
+        self.shared.tasks.spawn(async move {
             // An earlier server may have died during a capture and left the sandbox frozen.
             let _ = tokio::time::timeout(shared.timeouts.save, thaw_now(&shared, &sandbox)).await;
             let captured_as = snapshot.clone();
             let mut writes = Vec::new();
             if let Some(bridge) = &bridge {
                 let tree = async {
-                    let turn = turn.as_ref()?;
-                    Some(
-                        trees::turn_tree_writes(&shared, &session, bridge, turn, began.as_ref())
-                            .await,
-                    )
+                    let Some(turn) = &turn else { return Vec::new() };
+                    trees::turn_tree_writes(&shared, &session, bridge, turn, began.as_ref()).await
                 };
                 let tree = tokio::time::timeout(DIFF_LIMIT, tree);
                 let (diff, tree) = tokio::join!(turn_diff(&checkouts, &session, bridge), tree);
                 writes.extend(diff.map(Write::Diff));
-                writes.extend(tree.ok().flatten().unwrap_or_default());
+                writes.extend(tree.unwrap_or_default());
             }
             let input = match shared.sandboxes.provider.snapshots() {
                 None => Input::CaptureUnsupported { snapshot },
                 Some(snapshots) => {
-                    let capture = || {
-                        with_save_timeout(
-                            &shared,
-                            snapshots.capture(&sandbox, &snapshot, Some(SnapshotKind::Turn)),
-                        )
-                    };
-                    let mut captured = capture().await;
-                    if captured.is_err() {
-                        // The capture is idempotent, and a busy host may recover in a moment.
-                        captured = capture().await;
-                    }
-                    match captured {
+                    let capture =
+                        || snapshots.capture(&sandbox, &snapshot, Some(SnapshotKind::Turn));
+                    match save_with_retry(&shared, capture).await {
                         Ok(captured) => {
                             Input::Captured { snapshot, millis: captured.frozen_millis }
                         }
@@ -301,32 +274,21 @@ impl Driver {
         self.disconnect();
         let (shared, reports, session) =
             (Arc::clone(&self.shared), self.report_sender.clone(), self.id().clone());
-        self.shared.spawn(async move {
+        self.shared.tasks.spawn(async move {
             let (began, saved_as) = (shared.clock.now(), snapshot.clone());
-            let save = || {
-                with_save_timeout(
-                    &shared,
-                    shared.sandboxes.provider.snapshot_and_remove(&sandbox, &snapshot, kind),
-                )
-            };
-            let mut saved = save().await;
-            if saved.is_err() {
-                // The save is idempotent: the second attempt continues the first.
-                saved = save().await;
-            }
-            let input = match saved {
+            let provider = &shared.sandboxes.provider;
+            let save = || provider.snapshot_and_remove(&sandbox, &snapshot, kind);
+            let input = match save_with_retry(&shared, save).await {
                 Ok(()) => {
-                    let millis = u64::try_from(shared.clock.now().since(began).as_millis())
-                        .unwrap_or(u64::MAX);
+                    let millis = millis(shared.clock.now().since(began));
                     Input::StoppedAndSaved { snapshot, millis }
                 }
                 Err(detail) => {
-                    let gone =
-                        matches!(shared.sandboxes.provider.find(&sandbox).await, Ok(Found::Gone));
+                    let gone = matches!(provider.find(&sandbox).await, Ok(Found::Gone));
                     Input::StopSaveFailed { snapshot, detail, gone }
                 }
             };
-            if reports.send(TaskReport::Input(input, Vec::new())).is_err() {
+            if reports.send(input.into()).is_err() {
                 remove_if_deleted(&shared, &session, &saved_as).await;
             }
         });
@@ -335,7 +297,7 @@ impl Driver {
     /// If the server dies here, the next one removes the snapshot as an orphan.
     fn remove_snapshot(&self, snapshot: SnapshotId) {
         let shared = Arc::clone(&self.shared);
-        self.shared.spawn(async move {
+        self.shared.tasks.spawn(async move {
             let removals = [Removal::Snapshot(snapshot)];
             if let Err(error) =
                 shared.store.removal_add(shared.lease, removals.to_vec(), now()).await
@@ -351,6 +313,7 @@ impl Driver {
     pub(super) fn discard_late(&self, sandbox: SandboxId) {
         let shared = Arc::clone(&self.shared);
         self.shared
+            .tasks
             .spawn(async move { retry(|| shared.sandboxes.provider.remove(&sandbox)).await });
     }
 
@@ -358,16 +321,16 @@ impl Driver {
         self.disconnect();
         let (shared, reports, epoch) =
             (Arc::clone(&self.shared), self.report_sender.clone(), self.state.epoch);
-        self.shared.spawn(async move {
+        self.shared.tasks.spawn(async move {
             retry(|| shared.sandboxes.provider.remove(&sandbox)).await;
-            let _ = reports.send(TaskReport::Input(Input::Discarded { epoch }, Vec::new()));
+            let _ = reports.send(Input::Discarded { epoch }.into());
         });
     }
 
     /// An archived session keeps only its latest and its pinned snapshots.
     pub(super) fn apply_retention(&self) {
         let (shared, session) = (Arc::clone(&self.shared), self.id().clone());
-        self.shared.spawn(async move {
+        self.shared.tasks.spawn(async move {
             if let Err(error) = shared.retention.enforce().await {
                 tracing::warn!(%session, error = error_chain(&error), "cannot remove old snapshots");
             }
@@ -386,7 +349,7 @@ impl Driver {
         self.reviewing = Some(false);
         let (shared, reports, session) =
             (Arc::clone(&self.shared), self.report_sender.clone(), self.id().clone());
-        self.shared.spawn(async move {
+        self.shared.tasks.spawn(async move {
             shared.repositories.review(&session).await;
             let _ = reports.send(TaskReport::Reviewed);
         });
@@ -394,18 +357,14 @@ impl Driver {
 }
 
 /// The session was deleted while its sandbox started: nothing else would remove the sandbox.
-async fn stop_if_deleted(shared: &Shared, session: &harvest_proto::SessionId, sandbox: &SandboxId) {
+async fn stop_if_deleted(shared: &Shared, session: &SessionId, sandbox: &SandboxId) {
     if matches!(shared.store.session_exists(session).await, Ok(false)) {
         retry(|| shared.sandboxes.provider.remove(sandbox)).await;
     }
 }
 
 /// The session was deleted during a save: nothing else would remove the snapshot.
-async fn remove_if_deleted(
-    shared: &Shared,
-    session: &harvest_proto::SessionId,
-    snapshot: &SnapshotId,
-) {
+async fn remove_if_deleted(shared: &Shared, session: &SessionId, snapshot: &SnapshotId) {
     if matches!(shared.store.session_exists(session).await, Ok(false))
         && let Some(snapshots) = shared.sandboxes.provider.snapshots()
     {
@@ -413,15 +372,20 @@ async fn remove_if_deleted(
     }
 }
 
-/// The result of a save, or why its outcome is unknown.
-async fn with_save_timeout<T>(
-    shared: &Shared,
-    save: impl Future<Output = Result<T, SandboxError>>,
-) -> Result<T, String> {
+/// The result of a save, or why its outcome is unknown. A save is idempotent, and a busy host may
+/// recover in a moment: a second attempt continues the first.
+async fn save_with_retry<T, F>(shared: &Shared, save: impl Fn() -> F) -> Result<T, String>
+where
+    F: Future<Output = Result<T, SandboxError>>,
+{
     let limit = shared.timeouts.save;
-    match tokio::time::timeout(limit, save).await {
+    let attempt = async || match tokio::time::timeout(limit, save()).await {
         Ok(saved) => saved.map_err(|error| error_chain(&error)),
         Err(_) => Err(format!("no answer after {} s", limit.as_secs())),
+    };
+    match attempt().await {
+        Ok(saved) => Ok(saved),
+        Err(_) => attempt().await,
     }
 }
 
@@ -435,10 +399,8 @@ async fn origin(
         return Ok((BootStart::Restore, StartFrom::Snapshot(snapshot)));
     }
     let Some(repository) = primary else {
-        return Ok((
-            BootStart::Fresh,
-            StartFrom::Image(shared.repositories.default_image().to_owned()),
-        ));
+        let image = shared.repositories.default_image().to_owned();
+        return Ok((BootStart::Fresh, StartFrom::Image(image)));
     };
     let repository =
         shared.store.repository_get(repository).await.map_err(|error| error_chain(&error))?;
@@ -450,7 +412,7 @@ async fn origin(
 
 async fn turn_diff(
     checkouts: &[CheckoutRecord],
-    session: &harvest_proto::SessionId,
+    session: &SessionId,
     bridge: &Bridge,
 ) -> Option<String> {
     match tokio::time::timeout(DIFF_LIMIT, checkout::diff(bridge, checkouts)).await {
@@ -464,7 +426,7 @@ async fn turn_diff(
 }
 
 /// Retries without limit: the session cannot continue without the answer.
-pub(crate) async fn retry<T, F>(mut call: impl FnMut() -> F) -> T
+async fn retry<T, F>(mut call: impl FnMut() -> F) -> T
 where
     F: Future<Output = Result<T, SandboxError>>,
 {

@@ -47,7 +47,7 @@ impl Driver {
             return;
         }
         let (shared, sandbox) = (Arc::clone(&self.shared), sandbox.clone());
-        self.shared.spawn(async move { thaw_now(&shared, &sandbox).await });
+        self.shared.tasks.spawn(async move { thaw_now(&shared, &sandbox).await });
     }
 
     /// Requests a freeze or a thaw.
@@ -64,7 +64,7 @@ impl Driver {
             sandbox,
             epoch,
         };
-        let task = self.shared.spawn(freeze_task.run(requested)).abort_handle();
+        let task = self.shared.tasks.spawn(freeze_task.run(requested)).abort_handle();
         self.freezer = Some(Freezer { epoch, frozen: request, task });
     }
 }
@@ -106,7 +106,7 @@ impl FreezeTask {
     }
 
     fn report(&self, input: Input) {
-        let _ = self.reports.send(TaskReport::Input(input, Vec::new()));
+        let _ = self.reports.send(input.into());
     }
 
     /// Returns when to renew the freeze.

@@ -44,7 +44,7 @@ use crate::{
 };
 
 pub(crate) use handle::{BusyGuard, Command, DriverHandle, PromptCommand, Reply};
-pub(crate) use writes::created;
+pub(crate) use writes::{created, event};
 
 use connection::Connection;
 use preconditions::check_preconditions;
@@ -76,6 +76,12 @@ pub(crate) enum TaskReport {
         door: Result<(Box<dyn DoorListener>, Box<DoorPolicy>), SandboxError>,
     },
     Reviewed,
+}
+
+impl From<Input> for TaskReport {
+    fn from(input: Input) -> Self {
+        Self::Input(input, Vec::new())
+    }
 }
 
 pub(crate) struct Driver {
@@ -158,7 +164,7 @@ impl Driver {
             &driver.state,
             driver.slot_notices(),
         );
-        shared.spawn(driver.run(queue));
+        shared.tasks.spawn(driver.run(queue));
         Ok(DriverHandle { commands, view: view_receiver, execs })
     }
 
@@ -239,7 +245,7 @@ impl Driver {
                 }
                 Notice::ReleaseRequested => Input::SlotReleaseRequested,
             };
-            let _ = reports.send(TaskReport::Input(input, Vec::new()));
+            let _ = reports.send(input.into());
         }
     }
 
@@ -403,10 +409,21 @@ impl Driver {
     /// Commits until it succeeds: no caller waits who could be told of a failure. While the disk is
     /// full the session stops here, and no effect runs that is not written.
     async fn commit_with_retry(&mut self, decision: Decision, writes: Vec<Write>) -> ControlFlow {
+        self.commit_until_stored(&decision, writes).await?;
+        self.run_effects(decision).await
+    }
+
+    /// Returns `false` when the writes skip an event of the sandbox's outbox: nothing is stored.
+    async fn commit_until_stored(
+        &mut self,
+        decision: &Decision,
+        writes: Vec<Write>,
+    ) -> Result<bool, DriverExit> {
         let mut wait = Duration::from_millis(50);
         loop {
-            match self.commit(&decision, writes.clone()).await {
-                Ok(_) => return self.run_effects(decision).await,
+            match self.commit(decision, writes.clone()).await {
+                Ok(_) => return Ok(true),
+                Err(StoreError::OutboxGap { .. }) => return Ok(false),
                 Err(StoreError::LeaseLost | StoreError::Closed) => return Err(DriverExit),
                 Err(StoreError::NotFound { what }) => {
                     tracing::error!(session = %self.id(), what, "the store does not know what a session refers to");

@@ -12,68 +12,44 @@ use crate::decide::{Action, Decision, State};
 
 /// Appends the writes of a persisted action; an effect has none.
 pub(super) fn push(action: &Action, at: Timestamp, writes: &mut Vec<Write>) {
-    match action {
+    let mut of_turn = None;
+    let body = match action.clone() {
         Action::SetPromptStatus { prompt, from, to } => {
-            writes.push(Write::PromptStatus { prompt: prompt.clone(), from: *from, to: *to });
-            if *to == PromptStatus::Cancelled {
-                writes.push(event(at, None, EventBody::PromptCancelled { prompt: prompt.clone() }));
-            }
+            writes.push(Write::PromptStatus { prompt: prompt.clone(), from, to });
+            (to == PromptStatus::Cancelled).then_some(EventBody::PromptCancelled { prompt })
         }
         Action::ReorderQueue { queue, moved } => {
-            writes.push(Write::QueueOrder(queue.clone()));
-            if let Some((prompt, position)) = moved {
-                let body = EventBody::PromptMoved { prompt: prompt.clone(), position: *position };
-                writes.push(event(at, None, body));
-            }
+            writes.push(Write::QueueOrder(queue));
+            moved.map(|(prompt, position)| EventBody::PromptMoved { prompt, position })
         }
         Action::TurnStarted { turn, number, prompt } => {
-            let (turn, prompt) = (turn.clone(), prompt.clone());
-            writes.push(Write::TurnInsert { turn, number: *number, prompt, at });
+            writes.push(Write::TurnInsert { turn, number, prompt, at });
+            None
         }
         Action::TurnEnded { turn, prompt, outcome, error, millis } => {
-            writes.push(Write::TurnEnd { turn: turn.clone(), outcome: *outcome, at });
-            if error.is_some() {
-                let body = EventBody::TurnEnded {
-                    prompt: prompt.clone(),
-                    outcome: *outcome,
-                    error: error.clone(),
-                    millis: *millis,
-                };
-                writes.push(event(at, Some(turn.clone()), body));
-            }
+            writes.push(Write::TurnEnd { turn: turn.clone(), outcome, at });
+            of_turn = Some(turn);
+            error.map(|error| EventBody::TurnEnded { prompt, outcome, error: Some(error), millis })
         }
         Action::SnapshotTaken { snapshot, kind, turn, millis } => {
-            let (kind, turn) = (*kind, turn.clone());
-            writes.push(Write::SnapshotInsert {
-                snapshot: snapshot.clone(),
-                kind,
-                turn: turn.clone(),
-                at,
-            });
-            let (snapshot, millis) = (snapshot.clone(), *millis);
-            writes.push(event(at, turn, EventBody::SnapshotTaken { snapshot, kind, millis }));
+            of_turn = turn.clone();
+            writes.push(Write::SnapshotInsert { snapshot: snapshot.clone(), kind, turn, at });
+            Some(EventBody::SnapshotTaken { snapshot, kind, millis })
         }
         Action::Restored { snapshot, turn } => {
-            let body = EventBody::Restored {
-                snapshot: snapshot.clone(),
-                detail: format!("turn {turn} of this session"),
-            };
-            writes.push(event(at, None, body));
+            let detail = format!("turn {turn} of this session");
+            Some(EventBody::Restored { snapshot, detail })
         }
-        Action::ReportPosition { position } => {
-            writes.push(event(at, None, EventBody::Waiting { position: *position }));
-        }
+        Action::ReportPosition { position } => Some(EventBody::Waiting { position }),
         Action::SandboxEnded { sandbox, reason } => {
-            let body = EventBody::SandboxEnded { sandbox: sandbox.clone(), reason: reason.clone() };
-            writes.push(event(at, None, body));
+            Some(EventBody::SandboxEnded { sandbox, reason })
         }
         Action::SetPublicState { state, reason, detail } => {
-            let body =
-                EventBody::StateChanged { state: *state, reason: *reason, detail: detail.clone() };
-            writes.push(event(at, None, body));
+            Some(EventBody::StateChanged { state, reason, detail })
         }
-        _ => {}
-    }
+        _ => None,
+    };
+    writes.extend(body.map(|body| event(at, of_turn, body)));
 }
 
 pub(super) fn state(state: &State, json: String) -> Write {
@@ -122,20 +98,4 @@ pub(super) fn stored_prompt(new: NewPrompt, decision: &Decision, events: &[Arc<E
     let position = index.map(|index| u32::try_from(index + 1).unwrap_or(u32::MAX));
     let status = status.unwrap_or(PromptStatus::Queued);
     Prompt { id, text, author, status, position, turn, seq, created_at: at }
-}
-
-/// Whether the action is written rather than executed.
-pub(super) const fn is_persisted(action: &Action) -> bool {
-    matches!(
-        action,
-        Action::SetPromptStatus { .. }
-            | Action::ReorderQueue { .. }
-            | Action::TurnStarted { .. }
-            | Action::TurnEnded { .. }
-            | Action::SnapshotTaken { .. }
-            | Action::SandboxEnded { .. }
-            | Action::Restored { .. }
-            | Action::ReportPosition { .. }
-            | Action::SetPublicState { .. }
-    )
 }

@@ -11,6 +11,7 @@ use harvest_proto::{
 use crate::{
     bridge::{Bridge, BridgeError},
     checkout,
+    timeouts::millis,
     wall_clock::now,
 };
 
@@ -26,32 +27,25 @@ pub(crate) async fn run(
     limit: Duration,
 ) -> Result<Evidence, BridgeError> {
     let folder = &repository.folder().path();
-    let declared =
-        bridge.run_command(checkout::command(&["test", "-f", CHECK], folder, 60_000), 0).await?;
-    if !declared.ok() {
-        return Ok(Evidence {
-            repository: repository.clone(),
-            commit,
-            check: CHECK.to_owned(),
-            outcome: CheckOutcome::NoneDeclared,
-            // The shell's exit code for a missing command.
-            exit: Exit::Code(127),
-            millis: 0,
-            tail: format!("no {CHECK} in the repository"),
-            at: now(),
-        });
-    }
-    let millis = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
-    let output =
-        bridge.run_command(checkout::command(&["sh", "-c", RUN], folder, millis), 0).await?;
-    Ok(Evidence {
+    let declared = checkout::command(&["test", "-f", CHECK], folder, 60_000);
+    let declared = bridge.run_command(declared).await?;
+    let missing = Evidence {
         repository: repository.clone(),
         commit,
         check: CHECK.to_owned(),
-        outcome: if output.ok() { CheckOutcome::Passed } else { CheckOutcome::Failed },
-        exit: output.exit,
-        millis: output.millis,
-        tail: output.tail(),
+        outcome: CheckOutcome::NoneDeclared,
+        // The shell's exit code for a missing command.
+        exit: Exit::Code(127),
+        millis: 0,
+        tail: format!("no {CHECK} in the repository"),
         at: now(),
-    })
+    };
+    if !declared.ok() {
+        return Ok(missing);
+    }
+    let command = checkout::command(&["sh", "-c", RUN], folder, millis(limit));
+    let output = bridge.run_command(command).await?;
+    let outcome = if output.ok() { CheckOutcome::Passed } else { CheckOutcome::Failed };
+    let (tail, millis) = (output.tail(), output.millis);
+    Ok(Evidence { outcome, exit: output.exit, millis, tail, at: now(), ..missing })
 }

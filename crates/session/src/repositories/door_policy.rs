@@ -5,25 +5,18 @@ use harvest_gateway::ledger::{DoorPolicy, GitAccess, ResolvedPolicy};
 use harvest_proto::{BranchName, ModelRef, NetworkPolicy, SessionId, Upstream, api::Repository};
 use harvest_store::SessionRecord;
 
-use super::{Repositories, RepositoryContext};
+use super::Repositories;
 
 /// The names `trusted` sandboxes may reach, once they are known.
 pub(crate) type Trusted = futures_util::future::Shared<BoxFuture<'static, Vec<String>>>;
 
 impl Repositories {
-    /// The pass of a session's sandbox.
-    pub(crate) async fn pass(&self, repositories: &[Repository], spec: PassSpec) -> DoorPolicy {
-        self.shared.pass(repositories, spec).await
-    }
-}
-
-impl RepositoryContext {
     /// The pass of a sandbox. Without a branch it may only read. With the `trusted` policy this
     /// waits until the trusted names are known.
     pub(crate) async fn pass(&self, repositories: &[Repository], spec: PassSpec) -> DoorPolicy {
         let access = |repository: &Repository| GitAccess {
             name: repository.name.clone(),
-            url: self.forge.current_url(&repository.url),
+            url: self.current_url(&repository.url),
             secret: repository.secret.clone(),
             branch: spec.branch.clone(),
         };
@@ -31,7 +24,9 @@ impl RepositoryContext {
             session: spec.session,
             network: match spec.network {
                 NetworkPolicy::None => ResolvedPolicy::None,
-                NetworkPolicy::Trusted => ResolvedPolicy::Trusted(self.trusted.clone().await),
+                NetworkPolicy::Trusted => {
+                    ResolvedPolicy::Trusted(self.shared.trusted.clone().await)
+                }
             },
             upstream: spec.upstream,
             repositories: repositories.iter().map(access).collect(),

@@ -1,7 +1,7 @@
 //! Reviews pushed commits after a turn: opens the pull request and runs the repository's check on
 //! exactly that commit, in a fresh sandbox the agent never touched.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use harvest_proto::{
     EventBody, SandboxId, SessionId,
@@ -31,26 +31,23 @@ impl Repositories {
     /// Reviews the newest pushed commit of each checkout that is not yet reviewed. Failures become
     /// warnings and are retried after the next turn.
     pub(crate) async fn review(&self, session: &SessionId) {
-        review(&self.shared, session).await;
+        let failed = try_review(self, session).await;
+        if failed.is_empty() {
+            return;
+        }
+        // All warnings at once and last: clients that follow the session stop waiting at the first
+        // one.
+        let warnings = failed.into_iter().map(|why| {
+            tracing::warn!(%session, why, "cannot review the pushed commit");
+            event(EventBody::Warning { message: why })
+        });
+        let _ = write(&self.shared, session, warnings.collect()).await;
     }
-}
-
-async fn review(shared: &Arc<RepositoryContext>, session: &SessionId) {
-    let failed = try_review(shared, session).await;
-    if failed.is_empty() {
-        return;
-    }
-    // All warnings at once and last: clients that follow the session stop waiting at the first one.
-    let warnings = failed.into_iter().map(|why| {
-        tracing::warn!(%session, why, "cannot review the pushed commit");
-        event(EventBody::Warning { message: why })
-    });
-    let _ = write(shared, session, warnings.collect()).await;
 }
 
 /// Returns a message for each checkout that could not be reviewed.
-async fn try_review(shared: &Arc<RepositoryContext>, session: &SessionId) -> Vec<String> {
-    let record = match shared.store.session_get(session).await {
+async fn try_review(repositories: &Repositories, session: &SessionId) -> Vec<String> {
+    let record = match repositories.shared.store.session_get(session).await {
         Ok(record) => record,
         Err(StoreError::NotFound { .. }) => return Vec::new(),
         Err(error) => {
@@ -61,7 +58,7 @@ async fn try_review(shared: &Arc<RepositoryContext>, session: &SessionId) -> Vec
     // A failure of one checkout does not stop the others.
     for checkout in &record.checkouts {
         if let Some(commit) = checkout.unreviewed()
-            && let Err(error) = review_one(shared, &record, checkout, commit).await
+            && let Err(error) = review_one(repositories, &record, checkout, commit).await
         {
             let name = &checkout.repository;
             failed.push(format!(
@@ -74,28 +71,25 @@ async fn try_review(shared: &Arc<RepositoryContext>, session: &SessionId) -> Vec
 }
 
 async fn review_one(
-    shared: &Arc<RepositoryContext>,
+    repositories: &Repositories,
     record: &SessionRecord,
     checkout: &CheckoutRecord,
     commit: &str,
 ) -> Result<(), EphemeralError> {
-    let other = |error: StoreError| EphemeralError::Other(error_chain(&error));
+    let shared = &repositories.shared;
     let repository = shared.store.repository_get(&checkout.repository).await.map_err(other)?;
     let work = PushedCommit { record, checkout, repository: &repository, commit };
     let pull = open_pull_request(shared, work).await?;
     let _slot = shared.sandboxes.check_slot().await?;
-    let limit = shared.timeouts.check + shared.timeouts.boot;
-    let evidence = tokio::time::timeout(limit, gather(shared, work))
+    let limit = shared.sandboxes.timeouts.check + shared.sandboxes.timeouts.boot;
+    let evidence = tokio::time::timeout(limit, gather(repositories, work))
         .await
         .map_err(|_| EphemeralError::TimedOut { limit })??;
     let mut writes = Vec::new();
     if let Some(mut pull) = pull {
         let number = pull.number;
-        if let Err(error) =
-            shared.forge.set_evidence(&repository.url, number, evidence.clone()).await
-        {
-            return Err(EphemeralError::Other(error_chain(&error)));
-        }
+        let set = shared.forge.set_evidence(&repository.url, number, evidence.clone()).await;
+        set.map_err(other)?;
         pull.evidence = Some(evidence.clone());
         writes.push(pull_request_write(shared, work, &pull));
     }
@@ -134,7 +128,7 @@ async fn open_pull_request(
             Ok(pull) => break pull,
             Err(error) => match waits.next() {
                 Some(wait) => tokio::time::sleep(*wait).await,
-                None => return Err(EphemeralError::Other(error_chain(&error))),
+                None => return Err(other(error)),
             },
         }
     };
@@ -149,9 +143,7 @@ async fn open_pull_request(
             branch: pull.branch.clone(),
         };
         let writes = vec![pull_request_write(shared, work, &pull), event(opened)];
-        write(shared, &session.id, writes)
-            .await
-            .map_err(|error| EphemeralError::Other(error_chain(&error)))?;
+        write(shared, &session.id, writes).await.map_err(other)?;
     }
     Ok(Some(pull))
 }
@@ -172,16 +164,17 @@ async fn body(shared: &RepositoryContext, record: &SessionRecord, commit: &str) 
 
 /// Runs the repository's check on the commit in a fresh sandbox.
 async fn gather(
-    shared: &Arc<RepositoryContext>,
+    repositories: &Repositories,
     work: PushedCommit<'_>,
 ) -> Result<Evidence, EphemeralError> {
+    let shared = &repositories.shared;
     let PushedCommit { record, checkout, repository, commit } = work;
     let (from, start) = match &repository.build {
         Some(build) => (StartFrom::Snapshot(build.snapshot.clone()), BootStart::Image),
         None => (StartFrom::Image(repository.image.clone()), BootStart::Fresh),
     };
     let pass = PassSpec { branch: None, ..PassSpec::from(record) };
-    let pass = shared.pass(std::slice::from_ref(repository), pass).await;
+    let pass = repositories.pass(std::slice::from_ref(repository), pass).await;
     let mut sandbox =
         EphemeralSandbox::start(&shared.sandboxes, SandboxId::random(), from, Some(pass)).await?;
     sandbox.boot(&repository.name, checkout.base.clone(), start, |_| {}).await?;
@@ -192,9 +185,9 @@ async fn gather(
         BridgeError::Fault(fault) => {
             EphemeralError::Other(format!("cannot check out commit {commit}: {}", fault.message))
         }
-        other => other.into(),
+        lost => lost.into(),
     })?;
-    let limit = shared.timeouts.check;
+    let limit = shared.sandboxes.timeouts.check;
     let mut evidence =
         check::run(&sandbox.bridge, &repository.name, commit.to_owned(), limit).await?;
     if changed {
@@ -202,6 +195,10 @@ async fn gather(
     }
     sandbox.remove().await;
     Ok(evidence)
+}
+
+fn other(error: impl std::error::Error) -> EphemeralError {
+    EphemeralError::Other(error_chain(&error))
 }
 
 fn pull_request_write(
@@ -222,5 +219,5 @@ async fn write(
     session: &SessionId,
     writes: Vec<Write>,
 ) -> Result<(), StoreError> {
-    shared.store.session_commit(session, shared.lease, now(), writes).await.map(drop)
+    shared.store.session_commit(session, shared.sandboxes.lease, now(), writes).await.map(drop)
 }

@@ -14,7 +14,7 @@ use harvest_proto::{
     api::{AddRepository, Build, BuildLine, CheckOutcome, Repository},
     bridge::BootStart,
 };
-use harvest_store::{Lease, Store, StoreError};
+use harvest_store::{Store, StoreError};
 use tokio::sync::mpsc;
 
 use crate::{
@@ -27,7 +27,7 @@ use crate::{
     removals::Removals,
     sandbox_context::SandboxContext,
     sandboxes::StartFrom,
-    timeouts::Timeouts,
+    timeouts::millis,
     wall_clock::now,
 };
 
@@ -42,7 +42,6 @@ pub struct Repositories {
 /// What repositories, their builds and their checks need.
 pub(crate) struct RepositoryContext {
     pub(crate) store: Store,
-    pub(crate) lease: Lease,
     pub(crate) forge: Arc<dyn Forge>,
     pub(crate) sandboxes: Arc<SandboxContext>,
     pub(crate) removals: Arc<Removals>,
@@ -50,7 +49,6 @@ pub(crate) struct RepositoryContext {
     pub(crate) image: String,
     /// The names `trusted` sandboxes may reach.
     pub(crate) trusted: Trusted,
-    pub(crate) timeouts: Timeouts,
     /// For the duration of builds.
     pub(crate) clock: MonotonicClock,
 }
@@ -67,13 +65,9 @@ impl Repositories {
     pub async fn add(&self, add: AddRepository) -> Result<Repository, SessionError> {
         let url = add.url.trim().trim_end_matches('/').to_owned();
         check_url(&url)?;
+        let provider = &self.shared.sandboxes.provider;
         if let Some(image) = &add.image
-            && !self
-                .shared
-                .sandboxes
-                .provider
-                .can_start_from(&StartFrom::Image(image.clone()))
-                .await?
+            && !provider.can_start_from(&StartFrom::Image(image.clone())).await?
         {
             return Err(SessionError::missing(format!("image `{image}`")));
         }
@@ -155,7 +149,7 @@ impl Repositories {
     ) -> Result<BoxStream<'static, BuildLine>, SessionError> {
         let repository = self.get(name).await?;
         let (snapshot, sandbox) = (SnapshotId::random(), SandboxId::random());
-        let lease = self.shared.lease;
+        let lease = self.shared.sandboxes.lease;
         self.shared.store.build_begin(lease, name, &snapshot, now()).await.map_err(|error| {
             match error {
                 StoreError::Exists { .. } => SessionError::conflict(
@@ -167,9 +161,10 @@ impl Repositories {
             }
         })?;
         let (progress, lines) = mpsc::unbounded_channel();
-        let shared = Arc::clone(&self.shared);
+        let repositories = self.clone();
         self.shared.sandboxes.tasks.spawn(async move {
-            let last = build_and_publish(&shared, &repository, &snapshot, sandbox, &progress).await;
+            let last =
+                build_and_publish(&repositories, &repository, &snapshot, sandbox, &progress).await;
             let _ = progress.send(last);
         });
         Ok(stream::unfold(lines, async |mut lines| lines.recv().await.map(|line| (line, lines)))
@@ -190,19 +185,20 @@ impl Repositories {
 type Progress = mpsc::UnboundedSender<BuildLine>;
 
 async fn build_and_publish(
-    shared: &Arc<RepositoryContext>,
+    repositories: &Repositories,
     repository: &Repository,
     snapshot: &SnapshotId,
     sandbox: SandboxId,
     progress: &Progress,
 ) -> BuildLine {
-    let limit = shared.timeouts.build;
+    let shared = &repositories.shared;
+    let limit = shared.sandboxes.timeouts.build;
     let built = match shared.sandboxes.check_slot().await {
         // The time limit starts once the build has a slot.
         Ok(_slot) => {
-            tokio::time::timeout(limit, build(shared, repository, snapshot, sandbox, progress))
-                .await
-                .unwrap_or(Err(EphemeralError::TimedOut { limit }))
+            let build = build(repositories, repository, snapshot, sandbox, progress);
+            let timed_out = Err(EphemeralError::TimedOut { limit });
+            tokio::time::timeout(limit, build).await.unwrap_or(timed_out)
         }
         Err(error) => Err(error),
     };
@@ -211,14 +207,15 @@ async fn build_and_publish(
         Ok(build) => build,
         Err(error) => {
             let message = error_chain(&error);
-            let _ = shared.store.build_fail(shared.lease, snapshot, &message, now()).await;
+            let _ =
+                shared.store.build_fail(shared.sandboxes.lease, snapshot, &message, now()).await;
             if let Some(snapshots) = shared.sandboxes.provider.snapshots() {
                 let _ = snapshots.remove(snapshot).await;
             }
             return failed("build_failed", message);
         }
     };
-    match shared.store.build_publish(shared.lease, &build).await {
+    match shared.store.build_publish(shared.sandboxes.lease, &build).await {
         Ok(()) => {
             remove_outdated_builds(shared, &repository.name).await;
             BuildLine::Built { build }
@@ -233,7 +230,7 @@ async fn remove_outdated_builds(shared: &RepositoryContext, repository: &Reposit
     for snapshot in shared.store.build_outdated(repository).await.unwrap_or_default() {
         match snapshots.remove(&snapshot).await {
             Ok(()) => {
-                let _ = shared.store.build_forget(shared.lease, &snapshot).await;
+                let _ = shared.store.build_forget(shared.sandboxes.lease, &snapshot).await;
             }
             Err(error) => {
                 tracing::warn!(%snapshot, error = error_chain(&error), "cannot remove an outdated build")
@@ -243,12 +240,13 @@ async fn remove_outdated_builds(shared: &RepositoryContext, repository: &Reposit
 }
 
 async fn build(
-    shared: &Arc<RepositoryContext>,
+    repositories: &Repositories,
     repository: &Repository,
     snapshot: &SnapshotId,
     sandbox: SandboxId,
     progress: &Progress,
 ) -> Result<Build, EphemeralError> {
+    let shared = &repositories.shared;
     let report = |message: &str| {
         let _ = progress.send(BuildLine::Progress { message: message.to_owned() });
     };
@@ -260,7 +258,7 @@ async fn build(
         upstream: Upstream::Scripted,
         branch: None,
     };
-    let pass = shared.pass(std::slice::from_ref(repository), order).await;
+    let pass = repositories.pass(std::slice::from_ref(repository), order).await;
     report("starting a sandbox");
     let from = StartFrom::Image(repository.image.clone());
     let mut sandbox = EphemeralSandbox::start(&shared.sandboxes, sandbox, from, Some(pass)).await?;
@@ -269,52 +267,41 @@ async fn build(
     let commit =
         commit.ok_or_else(|| EphemeralError::Other("the repository has no commit".to_owned()))?;
     report("running the check");
-    let limit: Duration = shared.timeouts.warm;
+    let limit: Duration = shared.sandboxes.timeouts.warm;
     let evidence = check::run(&sandbox.bridge, &repository.name, commit.clone(), limit).await?;
     report("saving a snapshot");
     sandbox.save(snapshot).await?;
     report("starting a sandbox from the snapshot");
-    let proof = EphemeralSandbox::start(
-        &shared.sandboxes,
-        SandboxId::random(),
-        StartFrom::Snapshot(snapshot.clone()),
-        None,
-    )
-    .await?;
+    let (id, from) = (SandboxId::random(), StartFrom::Snapshot(snapshot.clone()));
+    let proof = EphemeralSandbox::start(&shared.sandboxes, id, from, None).await?;
     proof.remove().await;
     Ok(Build {
         snapshot: snapshot.clone(),
         commit,
         check: Some(evidence).filter(|evidence| evidence.outcome != CheckOutcome::NoneDeclared),
-        millis: u64::try_from(shared.clock.now().since(started).as_millis()).unwrap_or(u64::MAX),
+        millis: millis(shared.clock.now().since(started)),
         built_at: now(),
     })
 }
 
 fn check_url(url: &str) -> Result<(), SessionError> {
+    let invalid = |what: &str| Err(SessionError::invalid("invalid_url", what));
     let rest = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://"));
     let Some(rest) = rest else {
-        return Err(SessionError::invalid(
-            "invalid_url",
-            "a repository URL must start with http:// or https://",
-        ));
+        return invalid("a repository URL must start with http:// or https://");
     };
     let host = rest.split('/').next().unwrap_or_default();
     if host.contains('@') {
-        return Err(SessionError::invalid(
-            "invalid_url",
+        return invalid(
             "a repository URL cannot contain credentials: store a secret and name it instead",
-        ));
+        );
     }
     // Git remotes need none of these, tokens could hide in them, and URLs are stored in plain text.
     if rest.contains(['?', '#', '\\']) {
-        return Err(SessionError::invalid(
-            "invalid_url",
-            "a repository URL cannot contain `?`, `#` or a backslash",
-        ));
+        return invalid("a repository URL cannot contain `?`, `#` or a backslash");
     }
     if host.is_empty() || rest.chars().any(|letter| letter.is_whitespace() || letter.is_control()) {
-        return Err(SessionError::invalid("invalid_url", "invalid repository URL"));
+        return invalid("invalid repository URL");
     }
     Ok(())
 }

@@ -12,12 +12,13 @@ use harvest_proto::{
 };
 
 use super::{
-    CommandDefaults, EphemeralGuard, Requester, SandboxError, SandboxHandle, SandboxProvider,
-    SandboxSpec, Sandboxes, UseGuard,
+    CommandDefaults, Requester, SandboxError, SandboxHandle, SandboxProvider, SandboxSpec,
+    Sandboxes,
 };
 use crate::{
     bridge::{Bridge, BridgeError, Exec, ExecInput, ExecOutput, InputStream, InputTask},
     error_chain::error_chain,
+    timeouts::millis,
 };
 
 const SIGKILL: i32 = 9;
@@ -98,8 +99,7 @@ impl SandboxHandle {
         stdin: bool,
     ) -> Result<(CommandHandle, Option<ExecInput>), SandboxError> {
         check(&request)?;
-        let default = u64::try_from(self.defaults.timeout.as_millis()).unwrap_or(u64::MAX);
-        let timeout = request.timeout_millis.unwrap_or(default);
+        let timeout = request.timeout_millis.unwrap_or_else(|| millis(self.defaults.timeout));
         let mut command = Command {
             env: request.env,
             detached: request.detach,
@@ -114,7 +114,8 @@ impl SandboxHandle {
             code_file = self.ephemeral.is_none().then_some(path);
         }
         let (exec, input) = self.bridge.exec_piped(command, stdin).await?;
-        Ok((CommandHandle::new(self, exec, code_file, request.detach), input))
+        let exec = Some(exec);
+        Ok((CommandHandle { handle: self, exec, detach: request.detach, code_file }, input))
     }
 }
 
@@ -162,53 +163,25 @@ async fn write_code(
 /// A running command. Dropping this kills it; a detached command keeps running and its output is
 /// discarded.
 pub struct CommandHandle {
-    exec: Option<Exec>,
-    bridge: Bridge,
-    sandbox: SandboxId,
-    provider: Arc<dyn SandboxProvider>,
-    detach: bool,
+    pub(super) handle: SandboxHandle,
+    pub(super) exec: Option<Exec>,
+    pub(super) detach: bool,
     /// The file to delete when the command has ended.
-    code_file: Option<String>,
-    use_guard: Option<UseGuard>,
-    ephemeral: Option<EphemeralGuard>,
+    pub(super) code_file: Option<String>,
 }
 
 impl CommandHandle {
-    pub(super) fn new(
-        handle: SandboxHandle,
-        exec: Exec,
-        code_file: Option<String>,
-        detach: bool,
-    ) -> Self {
-        let SandboxHandle { bridge, sandbox, provider, use_guard, ephemeral, .. } = handle;
-        Self {
-            exec: Some(exec),
-            bridge,
-            sandbox,
-            provider,
-            detach,
-            code_file,
-            use_guard: Some(use_guard),
-            ephemeral,
-        }
-    }
-
     /// The next output; `None` when the connection is lost before the exit. Cancel-safe.
     pub async fn next(&mut self) -> Option<ExecOutput> {
         self.exec.as_mut()?.next().await
-    }
-
-    /// The last line of a command whose connection was lost.
-    async fn connection_lost(&self) -> ExecLine {
-        connection_lost(&*self.provider, &self.sandbox, None).await
     }
 
     /// The limit for which an exited command was killed, if any. Only known when no other command
     /// could have hit it.
     async fn exceeded_limit(&self, exit: &Exit) -> Option<String> {
         match exit {
-            Exit::Signal(SIGKILL) if self.ephemeral.is_some() => {
-                self.provider.exceeded_limit(&self.sandbox).await
+            Exit::Signal(SIGKILL) if self.handle.ephemeral.is_some() => {
+                self.handle.provider.exceeded_limit(&self.handle.sandbox).await
             }
             _ => None,
         }
@@ -216,8 +189,8 @@ impl CommandHandle {
 
     /// Removes what was made for the command.
     async fn clean_up(mut self) {
-        remove_code(&self.bridge, self.code_file.take()).await;
-        if let Some(guard) = self.ephemeral.take() {
+        remove_code(&self.handle.bridge, self.code_file.take()).await;
+        if let Some(guard) = self.handle.ephemeral.take() {
             guard.remove().await;
         }
     }
@@ -225,11 +198,12 @@ impl CommandHandle {
 
 impl Drop for CommandHandle {
     fn drop(&mut self) {
-        let (Some(mut exec), use_guard) = (self.exec.take(), self.use_guard.take()) else { return };
-        let (bridge, code_file) = (self.bridge.clone(), self.code_file.take());
+        let Some(mut exec) = self.exec.take() else { return };
+        let (bridge, code_file) = (self.handle.bridge.clone(), self.code_file.take());
         if !self.detach && code_file.is_none() {
             return;
         }
+        let use_guard = std::mem::replace(&mut self.handle.use_guard, Box::new(()));
         let detach = self.detach;
         tokio::spawn(async move {
             while detach && exec.next().await.is_some() {}
@@ -281,7 +255,10 @@ async fn next_line(running: &mut CommandHandle, input: &mut Option<InputTask>) -
             let reason = running.exceeded_limit(&exit).await;
             (ExecLine::Exited { exit, millis, reason }, true)
         }
-        Some(ExecOutput::End) | None => (running.connection_lost().await, true),
+        Some(ExecOutput::End) | None => {
+            let SandboxHandle { provider, sandbox, .. } = &running.handle;
+            (connection_lost(&**provider, sandbox, None).await, true)
+        }
     }
 }
 

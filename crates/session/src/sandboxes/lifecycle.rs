@@ -16,7 +16,7 @@ use harvest_proto::{
     event::SnapshotKind,
 };
 
-use super::{Captured, Found, SandboxError, SandboxSpec, Sandboxes, Snapshots, StartFrom};
+use super::{Captured, Created, Found, SandboxError, SandboxSpec, Sandboxes, Snapshots, StartFrom};
 use crate::error_chain::error_chain;
 
 /// The origin of a request.
@@ -65,26 +65,21 @@ impl Sandboxes {
         if requester.is_retry() && self.exists(&id).await? {
             // It may be half created. The warnings of the first attempt are lost.
             let status = self.start(&id).await?.state;
-            return Ok(Outcome {
-                created: CreatedSandbox { sandbox_id: id, status, warnings: Vec::new() },
-                replayed: true,
-            });
+            let created = CreatedSandbox { sandbox_id: id, status, warnings: Vec::new() };
+            return Ok(Outcome { created, replayed: true });
         }
         let made_by = requester.user.clone();
         let spec = SandboxSpec::standalone(id.clone(), SandboxOwner::Standalone, made_by, order)?;
-        let slots = self.claim(std::slice::from_ref(&id), requester.user.as_deref())?;
+        let slots = self.claim(std::slice::from_ref(&id), requester.user.as_deref(), true)?;
         self.plan(requester, &[id.to_string()]).await?;
         let created = self.provider.create(spec).await;
         self.keep_slots(slots).await;
         match created {
-            Ok(created) => Ok(Outcome {
-                created: CreatedSandbox {
-                    sandbox_id: id,
-                    status: SandboxStatus::Running,
-                    warnings: created.warnings,
-                },
-                replayed: false,
-            }),
+            Ok(Created { warnings }) => {
+                let status = SandboxStatus::Running;
+                let created = CreatedSandbox { sandbox_id: id, status, warnings };
+                Ok(Outcome { created, replayed: false })
+            }
             Err(error) => Err(self.on_create_failed(requester, &id, error).await),
         }
     }
@@ -102,7 +97,7 @@ impl Sandboxes {
         let snapshot = requester.ids(1, SnapshotId::random).remove(0);
         let ids = requester.ids(usize::from(count), SandboxId::random);
         let existing = if requester.is_retry() { self.existing(&ids).await? } else { Vec::new() };
-        let slots = self.claim(&ids, requester.user.as_deref())?;
+        let slots = self.claim(&ids, requester.user.as_deref(), true)?;
         let outcome = self.make_forks(requester, sandbox, &snapshot, ids, &existing).await;
         if requester.is_retry() {
             self.remove_leftover(&snapshot).await;
@@ -150,11 +145,8 @@ impl Sandboxes {
         snapshots.capture(sandbox, snapshot, None).await?;
         let (count, mut forks, mut failed) = (ids.len(), Vec::new(), None);
         for id in ids {
-            let spec = SandboxSpec {
-                id: id.clone(),
-                made_by: made_by.clone(),
-                ..SandboxSpec::copy_of(&source, snapshot)
-            };
+            let copy = SandboxSpec::copy_of(&source, snapshot);
+            let spec = SandboxSpec { id: id.clone(), made_by: made_by.clone(), ..copy };
             match self.provider.create(spec).await {
                 // An earlier attempt of the same request created it.
                 Ok(_) | Err(SandboxError::Conflict { code: "exists", .. }) => forks.push(id),
@@ -240,7 +232,7 @@ impl Sandboxes {
         if found.state == SandboxStatus::Running {
             return Ok(found);
         }
-        let slots = self.claim(std::slice::from_ref(sandbox), found.made_by.as_deref())?;
+        let slots = self.claim(std::slice::from_ref(sandbox), found.made_by.as_deref(), true)?;
         let started = self.provider.restart(sandbox).await;
         self.keep_slots(slots).await;
         started?;
@@ -253,7 +245,7 @@ impl Sandboxes {
     /// When it cannot be stopped.
     pub async fn stop(&self, sandbox: &SandboxId) -> Result<Sandbox, SandboxError> {
         self.standalone(sandbox, "stop").await?;
-        let slot = self.slot_number(sandbox);
+        let slot = self.admission.standalone_claim(sandbox);
         self.provider.stop(sandbox).await?;
         self.release(sandbox, slot);
         self.provider.get(sandbox).await
@@ -280,7 +272,7 @@ impl Sandboxes {
         if !self.provider.can_start_from(&StartFrom::Snapshot(snapshot.clone())).await? {
             return Err(SandboxError::no_snapshot(snapshot));
         }
-        let slots = self.claim(std::slice::from_ref(sandbox), before.made_by.as_deref())?;
+        let slots = self.claim(std::slice::from_ref(sandbox), before.made_by.as_deref(), true)?;
         let restored = self.replace(self.snapshots()?, &before, snapshot).await;
         self.keep_slots(slots).await;
         restored
@@ -298,8 +290,7 @@ impl Sandboxes {
             let doing = format!("cannot save the disk of {id}; nothing was restored");
             SandboxError::failed(doing, error)
         })?;
-        let made_by = before.made_by.clone();
-        let spec = SandboxSpec { made_by, ..SandboxSpec::copy_of(before, snapshot) };
+        let spec = SandboxSpec::copy_of(before, snapshot);
         let started = async {
             self.provider.create(spec).await?;
             snapshots.sync().await
@@ -325,7 +316,7 @@ impl Sandboxes {
         } else if matches!(self.provider.find(sandbox).await, Ok(Found::Gone)) {
             return Err(SandboxError::no_sandbox(sandbox));
         }
-        let slot = self.slot_number(sandbox);
+        let slot = self.admission.standalone_claim(sandbox);
         self.provider.remove(sandbox).await?;
         self.release(sandbox, slot);
         Ok(())

@@ -60,31 +60,21 @@ impl Sandboxes {
     /// Sandboxes without a server: there is no limit.
     #[must_use]
     pub fn without_server(provider: Arc<dyn SandboxProvider>) -> Self {
-        let admission = Admission::new(Limits::UNLIMITED);
-        admission.set_open(true);
-        Self::new(provider, admission, None, Tasks::default())
+        let sandboxes = Self::new(provider, Limits::UNLIMITED, None, Tasks::default());
+        sandboxes.admission.set_open(true);
+        sandboxes
     }
 
-    /// Sandboxes of a server until its tasks are stopped. Nothing is admitted before the server
-    /// opens admission.
-    pub(crate) fn of_server(
+    /// Sandboxes until `tasks` are stopped. Nothing is admitted before admission is opened.
+    pub(crate) fn new(
         provider: Arc<dyn SandboxProvider>,
         limits: Limits,
-        store: Store,
-        tasks: Tasks,
-    ) -> Self {
-        Self::new(provider, Admission::new(limits), Some(store), tasks)
-    }
-
-    fn new(
-        provider: Arc<dyn SandboxProvider>,
-        admission: Admission,
         store: Option<Store>,
         tasks: Tasks,
     ) -> Self {
         Self {
             provider,
-            admission: Arc::new(admission),
+            admission: Arc::new(Admission::new(limits)),
             store,
             tasks,
             slot_timeout: SLOT_TIMEOUT,

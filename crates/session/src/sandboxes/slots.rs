@@ -27,16 +27,9 @@ impl Sandboxes {
         Ok(())
     }
 
-    /// Claims a slot for each sandbox, released on drop.
+    /// Claims a slot for each sandbox, released on drop. With `preempt`, idle sessions are asked
+    /// for theirs.
     pub(super) fn claim(
-        &self,
-        ids: &[SandboxId],
-        user: Option<&str>,
-    ) -> Result<Vec<SandboxSlot>, SandboxError> {
-        self.try_claim(ids, user, true)
-    }
-
-    fn try_claim(
         &self,
         ids: &[SandboxId],
         user: Option<&str>,
@@ -64,7 +57,7 @@ impl Sandboxes {
         loop {
             moved.borrow_and_update();
             let preempt = Instant::now() >= preempt_at;
-            let refused = match self.try_claim(std::slice::from_ref(id), user, preempt) {
+            let refused = match self.claim(std::slice::from_ref(id), user, preempt) {
                 Ok(mut slots) => return Ok(slots.pop()),
                 Err(refused) => refused,
             };
@@ -90,10 +83,6 @@ impl Sandboxes {
                 Ok(Found::Running) | Err(_) => slot.watch(self),
             }
         }
-    }
-
-    pub(super) fn slot_number(&self, sandbox: &SandboxId) -> Option<u64> {
-        self.admission.standalone_claim(sandbox)
     }
 
     /// Releases the slot of an exited sandbox at once, without waiting for its watcher.

@@ -106,7 +106,7 @@ impl SandboxSpec {
             id: source.id.clone(),
             from: StartFrom::Snapshot(snapshot.clone()),
             owner: SandboxOwner::Standalone,
-            made_by: None,
+            made_by: source.made_by.clone(),
             limits: source.limits,
             // No gateway serves the door of a sandbox without a session.
             network: match source.network {

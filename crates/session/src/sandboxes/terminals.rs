@@ -36,6 +36,7 @@ impl SandboxHandle {
         command.terminal = Some(request.terminal);
         let (exec, input) = self.bridge.exec_piped(command, true).await?;
         let input = input.expect("a command opened with stdin has it");
-        Ok((CommandHandle::new(self, exec, None, false), input))
+        let exec = Some(exec);
+        Ok((CommandHandle { handle: self, exec, detach: false, code_file: None }, input))
     }
 }

@@ -107,15 +107,9 @@ impl Sessions {
 
     /// The first writes of a session that starts from a snapshot.
     async fn start_from(&self, snapshot: &SnapshotId) -> Result<Vec<Write>, SessionError> {
-        let removed =
-            self.shared.store.removal_list().await?.contains(&Removal::Snapshot(snapshot.clone()));
-        if removed
-            || !self
-                .shared
-                .sandboxes
-                .provider
-                .can_start_from(&StartFrom::Snapshot(snapshot.clone()))
-                .await?
+        let (store, provider) = (&self.shared.store, &self.shared.sandboxes.provider);
+        if store.removal_list().await?.contains(&Removal::Snapshot(snapshot.clone()))
+            || !provider.can_start_from(&StartFrom::Snapshot(snapshot.clone())).await?
         {
             return Err(SessionError::missing(format!("snapshot {snapshot}")));
         }
@@ -124,7 +118,7 @@ impl Sessions {
         let mut writes = vec![Write::Event { at, turn: None, body: Box::new(body) }];
         // Only snapshots of sessions get a row; the session must not delete a standalone one with
         // itself.
-        if !self.shared.store.snapshot_authors(snapshot).await?.is_empty() {
+        if !store.snapshot_authors(snapshot).await?.is_empty() {
             writes.push(Write::SnapshotShare { snapshot: snapshot.clone(), at });
         }
         Ok(writes)
@@ -150,25 +144,18 @@ impl Sessions {
         &self,
         wanted: &UseRepository,
     ) -> Result<Repository, SessionError> {
-        let url = match wanted {
-            UseRepository { name: Some(name), .. } => {
-                return self
-                    .shared
-                    .repositories
-                    .get(&self.shared.repositories.resolve(name).await?)
-                    .await;
-            }
-            UseRepository { url, .. } => url.as_deref().unwrap_or_default(),
-        };
-        let url = url.trim().trim_end_matches('/');
-        let url = &self.shared.repositories.current_url(url);
-        if let Some(known) =
-            self.shared.repositories.list().await?.into_iter().find(|known| known.url == *url)
+        let repositories = &self.shared.repositories;
+        if let Some(name) = &wanted.name {
+            return repositories.get(&repositories.resolve(name).await?).await;
+        }
+        let url = wanted.url.as_deref().unwrap_or_default().trim().trim_end_matches('/');
+        let url = &repositories.current_url(url);
+        if let Some(known) = repositories.list().await?.into_iter().find(|known| known.url == *url)
         {
             return Ok(known);
         }
         let add = AddRepository { url: url.to_owned(), ..AddRepository::default() };
-        self.shared.repositories.add(add).await.map_err(|error| match error {
+        repositories.add(add).await.map_err(|error| match error {
             SessionError::Conflict { code: "exists", what, .. } => SessionError::conflict(
                 "exists",
                 format!("{what} with a URL other than {url}"),

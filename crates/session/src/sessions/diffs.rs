@@ -19,7 +19,7 @@ use crate::{
     error::SessionError,
     error_chain::error_chain,
     sandboxes::{DiffBase, StartFrom},
-    trees::{self, TreeComparison, TreeError},
+    trees::{self, Diff, TreeError},
 };
 
 // The limit for all checkouts together: enough for a person to read.
@@ -74,11 +74,6 @@ impl Sessions {
         session: &SessionId,
         range: DiffRange,
     ) -> Result<DiffFiles, SessionError> {
-        let range = if range == DiffRange::default() {
-            DiffRange { from: Some(0), ..range }
-        } else {
-            range
-        };
         let mut files = DiffFiles::default();
         for (repository, (text, truncated)) in
             self.compare(session, range, DiffFormat::Numstat).await?
@@ -139,13 +134,13 @@ impl Sessions {
         })
     }
 
-    /// Diffs each checkout: its repository, the text, and whether the text was truncated.
+    /// Diffs each checkout.
     async fn compare(
         &self,
         session: &SessionId,
         range: DiffRange,
         format: DiffFormat,
-    ) -> Result<Vec<(RepositoryName, (Vec<u8>, bool))>, SessionError> {
+    ) -> Result<Vec<(RepositoryName, Diff)>, SessionError> {
         let history = self.history(session).await?;
         let (from, to) = history.points(range)?;
         // One permit covers every sandbox this diff starts; a permit per sandbox could deadlock.
@@ -158,16 +153,8 @@ impl Sessions {
         let checkouts = &history.record.checkouts;
         let prefixed = checkouts.len() > 1;
         for checkout in checkouts {
-            let live = live.as_ref();
-            let mut diff = CheckoutDiff {
-                sessions: self,
-                history: &history,
-                live,
-                checkout,
-                format,
-                prefixed,
-                budget,
-            };
+            let (sessions, history, live) = (self, &history, live.as_ref());
+            let diff = CheckoutDiff { sessions, history, live, checkout, format, prefixed, budget };
             let output = diff.run(from, to).await?;
             budget = budget.saturating_sub(output.0.len());
             all.push((checkout.repository.clone(), output));
@@ -211,12 +198,9 @@ impl SessionHistory {
         let found = self.turns.iter().find(|turn| turn.number == number);
         let turn = found.ok_or_else(|| SessionError::missing(format!("turn {number}")))?;
         if turn.outcome.is_none() {
+            let what = format!("turn {number} has not ended");
             let hint = "wait for it to end, or leave out `to` for the current state";
-            return Err(SessionError::conflict(
-                "not_ended",
-                format!("turn {number} has not ended"),
-                hint,
-            ));
+            return Err(SessionError::conflict("not_ended", what, hint));
         }
         Ok(turn)
     }
@@ -227,13 +211,8 @@ impl SessionHistory {
     }
 
     fn snapshot(&self, point: DiffPoint) -> Result<SnapshotId, SessionError> {
-        let gone = |what: String| {
-            SessionError::conflict(
-                "no_snapshot",
-                what,
-                "`harvest turns` shows the turns that have a snapshot",
-            )
-        };
+        let hint = "`harvest turns` shows the turns that have a snapshot";
+        let gone = |what: String| SessionError::conflict("no_snapshot", what, hint);
         match point {
             DiffPoint::Now => {
                 let newest = self.record.session.snapshot_id.clone();
@@ -293,11 +272,7 @@ struct CheckoutDiff<'a> {
 }
 
 impl CheckoutDiff<'_> {
-    async fn run(
-        &mut self,
-        from: DiffPoint,
-        to: DiffPoint,
-    ) -> Result<(Vec<u8>, bool), SessionError> {
+    async fn run(&self, from: DiffPoint, to: DiffPoint) -> Result<Diff, SessionError> {
         let (before, mut after) =
             (self.history.tree(self.checkout, from)?, self.history.tree(self.checkout, to)?);
         if let Some((bridge, _)) = self.live {
@@ -305,10 +280,9 @@ impl CheckoutDiff<'_> {
                 after = Some(self.save(bridge).await?);
             }
             if let (Some(before), Some(after)) = (&before, &after)
-                && let TreeComparison::Diff { text, truncated } =
-                    self.diff(bridge, before, after).await?
+                && let Some(diff) = self.diff(bridge, before, after).await?
             {
-                return Ok((text, truncated));
+                return Ok(diff);
             }
         }
         // A tree is missing in the session's sandbox: compare in one started from the later
@@ -340,12 +314,11 @@ impl CheckoutDiff<'_> {
         from: DiffPoint,
         before: Option<String>,
         after: &str,
-    ) -> Result<(Vec<u8>, bool), SessionError> {
+    ) -> Result<Diff, SessionError> {
         if let Some(before) = &before
-            && let TreeComparison::Diff { text, truncated } =
-                self.diff(bridge, before, after).await?
+            && let Some(diff) = self.diff(bridge, before, after).await?
         {
-            return Ok((text, truncated));
+            return Ok(diff);
         }
         let earlier = self.start_at(from).await?;
         let source = &earlier.bridge;
@@ -362,13 +335,10 @@ impl CheckoutDiff<'_> {
         };
         let output = copied.await;
         earlier.remove().await;
-        match output? {
-            TreeComparison::Diff { text, truncated } => Ok((text, truncated)),
-            TreeComparison::Missing => Err(failed(TreeError::Git {
-                folder: self.checkout.folder.path(),
-                tail: "its git objects are missing".to_owned(),
-            })),
-        }
+        output?.ok_or_else(|| {
+            let tail = "its git objects are missing".to_owned();
+            failed(TreeError::Git { folder: self.checkout.folder.path(), tail })
+        })
     }
 
     async fn save(&self, bridge: &Bridge) -> Result<String, SessionError> {
@@ -380,7 +350,7 @@ impl CheckoutDiff<'_> {
         bridge: &Bridge,
         from: &str,
         to: &str,
-    ) -> Result<TreeComparison, SessionError> {
+    ) -> Result<Option<Diff>, SessionError> {
         let (from, to) = (from.to_owned(), to.to_owned());
         let comparison =
             GitQuery::Compare { from, to, format: self.format, prefixed: self.prefixed };
@@ -389,15 +359,9 @@ impl CheckoutDiff<'_> {
 
     /// Starts an ephemeral sandbox from the session's snapshot at a point.
     async fn start_at(&self, point: DiffPoint) -> Result<EphemeralSandbox, SessionError> {
-        let snapshot = self.history.snapshot(point)?;
-        let from = StartFrom::Snapshot(snapshot);
-        let started = EphemeralSandbox::start(
-            &self.sessions.shared.sandboxes,
-            SandboxId::random(),
-            from,
-            None,
-        )
-        .await;
+        let from = StartFrom::Snapshot(self.history.snapshot(point)?);
+        let sandboxes = &self.sessions.shared.sandboxes;
+        let started = EphemeralSandbox::start(sandboxes, SandboxId::random(), from, None).await;
         started.map_err(not_started)
     }
 }

@@ -29,10 +29,7 @@ impl Sessions {
         user: Author,
     ) -> Result<Vec<Session>, SessionError> {
         let prompts = prompts(&fork, &user)?;
-        let source = self.shared.store.session_get(session).await?;
-        let turns = self.shared.store.turn_list(session).await?;
-        let snapshots = self.shared.store.snapshot_list(session).await?;
-        let point = fork_point(&source.session, &turns, &snapshots, fork.turn)?;
+        let (source, point) = self.fork_point(session, fork.turn).await?;
         let forks =
             prompts.into_iter().map(|prompt| new_fork(&source, &point, prompt, &user, now()));
         self.insert_all(forks.collect()).await.map_err(|error| match error {
@@ -46,6 +43,20 @@ impl Sessions {
             }
             other => other,
         })
+    }
+
+    /// A session, and the point from which its forks continue at the end of a turn.
+    pub(super) async fn fork_point(
+        &self,
+        session: &SessionId,
+        turn: Option<u32>,
+    ) -> Result<(SessionRecord, ForkPoint), SessionError> {
+        let store = &self.shared.store;
+        let source = store.session_get(session).await?;
+        let (turns, snapshots) =
+            (store.turn_list(session).await?, store.snapshot_list(session).await?);
+        let point = fork_point(&source.session, &turns, &snapshots, turn)?;
+        Ok((source, point))
     }
 }
 
@@ -80,7 +91,7 @@ pub(super) struct ForkPoint {
 }
 
 impl ForkPoint {
-    pub(super) fn describe(&self) -> String {
+    fn describe(&self) -> String {
         match self.turn {
             None => "its newest snapshot".to_owned(),
             Some(0) => "its start".to_owned(),
@@ -89,7 +100,7 @@ impl ForkPoint {
     }
 }
 
-pub(super) fn fork_point(
+fn fork_point(
     source: &Session,
     turns: &[Turn],
     snapshots: &[Snapshot],

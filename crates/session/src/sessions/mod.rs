@@ -99,18 +99,12 @@ impl Sessions {
         store.idempotency_release_all().await?;
         // Lists the sandboxes first: any that a driver starts from here on are not orphans.
         let mut reconcile = Reconcile::begin(&self.shared).await?;
-        let (mut cursor, mut driven) = (None, Vec::new());
-        loop {
-            let page = store.session_list(cursor.clone(), PAGE).await?;
-            let Some(last) = page.last() else { break };
-            cursor = Some((last.session.created_at, last.session.id.clone()));
-            for record in page {
-                reconcile.mark_in_use(&self.shared, &record);
-                if self.needs_driver(&record) {
-                    driven.push(record);
-                }
-            }
-        }
+        let mut driven = Vec::new();
+        let visit = |record| {
+            reconcile.mark_in_use(&self.shared, &record);
+            driven.extend(self.needs_driver(&record).then_some(record));
+        };
+        store.session_each(visit).await?;
         // Oldest first; no slot is granted before all holders are known.
         for record in driven.into_iter().rev() {
             self.start_driver(record).await;

@@ -14,7 +14,7 @@ impl Sessions {
     /// # Errors
     /// When the store or the provider cannot be read.
     pub async fn retention(&self) -> Result<RetentionReport, SessionError> {
-        self.shared.retention.report().await
+        self.shared.retention.report(true).await
     }
 
     /// Applies retention now and returns what it removed.
@@ -22,7 +22,7 @@ impl Sessions {
     /// # Errors
     /// As [`Sessions::retention`].
     pub async fn enforce_retention(&self) -> Result<RetentionReport, SessionError> {
-        self.shared.retention.enforce_and_report().await
+        self.shared.retention.report(false).await
     }
 
     /// Pins or unpins a snapshot. Retention never removes a pinned snapshot.

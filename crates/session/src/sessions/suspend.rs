@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use harvest_proto::SessionId;
+use harvest_store::SessionRecord;
 
 use super::Sessions;
 use crate::{decide::Input, error::SessionError, error_chain::error_chain};
@@ -49,15 +50,11 @@ impl Sessions {
     }
 
     async fn running(&self) -> Result<Vec<SessionId>, SessionError> {
-        let (mut running, mut cursor) = (Vec::new(), None);
-        loop {
-            let page = self.list(cursor.as_deref(), 200).await?;
-            let with_sandbox = page.items.into_iter().filter(|session| session.sandbox.is_some());
-            running.extend(with_sandbox.map(|session| session.id));
-            cursor = page.next_cursor;
-            if cursor.is_none() {
-                return Ok(running);
-            }
-        }
+        let mut running = Vec::new();
+        let visit = |SessionRecord { session, .. }| {
+            running.extend(session.sandbox.is_some().then_some(session.id));
+        };
+        self.shared.store.session_each(visit).await?;
+        Ok(running)
     }
 }

@@ -7,7 +7,7 @@ use harvest_proto::{
 };
 use harvest_store::NewPrompt;
 
-use super::{Sessions, forks::fork_point};
+use super::Sessions;
 use crate::{
     decide::{Input, Mode, SandboxState, State},
     driver::{Command, DriverHandle, PromptCommand},
@@ -171,10 +171,7 @@ impl Sessions {
     /// # Errors
     /// When the turn does not exist or has no snapshot, or the outcome of a save is unknown.
     pub async fn restore(&self, session: &SessionId, turn: u32) -> Result<(), SessionError> {
-        let source = self.shared.store.session_get(session).await?;
-        let turns = self.shared.store.turn_list(session).await?;
-        let snapshots = self.shared.store.snapshot_list(session).await?;
-        let snapshot = fork_point(&source.session, &turns, &snapshots, Some(turn))?.snapshot;
+        let snapshot = self.fork_point(session, Some(turn)).await?.1.snapshot;
         let handle = self.apply(session, Input::Restore { snapshot, turn }).await?;
         let restored = handle.wait_for(|state| {
             state.restoring.is_none() || matches!(state.sandbox, SandboxState::SaveUnknown { .. })

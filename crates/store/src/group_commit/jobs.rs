@@ -4,7 +4,7 @@ use crate::{
     DbConnection, StoreError,
     append::{self, Append},
     events::NewEvents,
-    job::{Job, JobFuture},
+    job::Job,
 };
 
 const SAVEPOINT: &str = "SAVEPOINT request";
@@ -12,36 +12,7 @@ const SAVEPOINT: &str = "SAVEPOINT request";
 const NEXT: &str = "RELEASE SAVEPOINT request; SAVEPOINT request";
 const UNDO: &str = "ROLLBACK TO SAVEPOINT request";
 
-pub(crate) enum WriteJob {
-    /// Can run in a batch.
-    Append(Append),
-    Other(Box<dyn Job>),
-}
-
-impl WriteJob {
-    fn run<'c>(&'c mut self, connection: &'c mut DbConnection) -> JobFuture<'c, NewEvents> {
-        match self {
-            Self::Append(append) => Box::pin(append.run(connection)),
-            Self::Other(job) => job.run(connection),
-        }
-    }
-
-    fn append(&mut self) -> Option<&mut Append> {
-        match self {
-            Self::Append(append) => Some(append),
-            Self::Other(_) => None,
-        }
-    }
-
-    pub(super) fn reply(self, failure: Option<StoreError>) {
-        match self {
-            Self::Append(append) => append.reply(failure),
-            Self::Other(job) => job.reply(failure),
-        }
-    }
-}
-
-pub(super) type Jobs = Vec<WriteJob>;
+pub(super) type Jobs = Vec<Box<dyn Job>>;
 pub(super) type Failures = Vec<Option<StoreError>>;
 
 /// Runs every job, consecutive appends in batches. An error means that the whole transaction is
@@ -55,8 +26,11 @@ pub(super) async fn run_jobs(
     run_sql(connection, SAVEPOINT).await.map_err(|error| StoreError::message(&error))?;
     let mut begin = 0;
     while begin < jobs.len() {
-        let mut batch: Vec<&mut Append> =
-            jobs[begin..].iter_mut().take(append::MAX_BATCH).map_while(WriteJob::append).collect();
+        let mut batch: Vec<&mut Append> = jobs[begin..]
+            .iter_mut()
+            .take(append::MAX_BATCH)
+            .map_while(|job| job.append())
+            .collect();
         let count = batch.len().max(1);
         let range = begin..begin + count;
         begin += count;

@@ -25,11 +25,11 @@ use crate::{
     DbConnection, DbPool, StoreError, Topics,
     dialect::Connector,
     events::{NewEvents, Watcher},
+    job::Job,
     leases::{self, HeldLease},
     row,
 };
 
-pub(crate) use jobs::WriteJob;
 use jobs::{Failures, Jobs, refuse, run_jobs, run_sql};
 
 // Large enough to share a sync among many, small enough not to delay the first request for long.
@@ -45,7 +45,7 @@ const SETTLE_PAUSE: Duration = Duration::from_secs(1);
 const CLOSE_READERS_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(crate) enum Message {
-    Run(WriteJob),
+    Run(Box<dyn Job>),
     /// Also closes the readers: the last connection to a SQLite file checkpoints it, and only a
     /// writing connection can.
     Close(DbPool, oneshot::Sender<()>),

@@ -8,6 +8,8 @@ use crate::{
     row::{self, to_enum_name},
 };
 
+const PAGE: u32 = 200;
+
 /// Conditions for a list of sessions; absent ones match all.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SessionFilter {
@@ -53,6 +55,20 @@ impl Store {
         self.session_find(&SessionFilter::default(), before, limit).await
     }
 
+    /// Calls `visit` with every session, newest first. Reads a page at a time.
+    pub async fn session_each(
+        &self,
+        mut visit: impl FnMut(SessionRecord),
+    ) -> Result<(), StoreError> {
+        let mut cursor = None;
+        loop {
+            let page = self.session_list(cursor, PAGE).await?;
+            let Some(last) = page.last() else { return Ok(()) };
+            cursor = Some((last.session.created_at, last.session.id.clone()));
+            page.into_iter().for_each(&mut visit);
+        }
+    }
+
     /// Sessions that match the filter and were created before `before`, newest first, at most
     /// `limit`.
     pub async fn session_find(
@@ -82,14 +98,10 @@ impl Store {
 
     /// Number of sessions per state; states without sessions are omitted.
     pub async fn session_count(&self) -> Result<Vec<(SessionState, u64)>, StoreError> {
-        let rows = sqlx::query(
+        let query = sqlx::query(
             "SELECT state, COUNT(*) AS number FROM sessions GROUP BY state ORDER BY state",
-        )
-        .fetch_all(&self.readers)
-        .await?;
-        rows.iter()
-            .map(|row| Ok((row::enum_name(row, "state")?, row::count(row, "number")?)))
-            .collect()
+        );
+        self.all(query, |row| Ok((row::enum_name(row, "state")?, row::count(row, "number")?))).await
     }
 }
 

@@ -99,44 +99,35 @@ impl Store {
     }
 
     pub async fn session_author(&self, session: &SessionId) -> Result<Author, StoreError> {
-        let row = sqlx::query("SELECT author_name, author_email FROM sessions WHERE id = $1")
-            .bind(session.to_string())
-            .fetch_optional(&self.readers)
-            .await?
-            .ok_or_else(|| StoreError::missing(format!("session {session}")))?;
-        row::author(&row)
+        let query = sqlx::query("SELECT author_name, author_email FROM sessions WHERE id = $1")
+            .bind(session.to_string());
+        let found = self.optional(query, row::author).await?;
+        found.ok_or_else(|| StoreError::missing(format!("session {session}")))
     }
 
     /// The tokens a session has used; `None` when there is no such session.
     pub async fn session_usage(&self, session: &SessionId) -> Result<Option<Usage>, StoreError> {
-        let row = sqlx::query(
+        let query = sqlx::query(
             "SELECT input_tokens, output_tokens, cache_read_tokens, cache_write_tokens
              FROM sessions WHERE id = $1",
         )
-        .bind(session.to_string())
-        .fetch_optional(&self.readers)
-        .await?;
-        row.map(|row| row::usage(&row)).transpose()
+        .bind(session.to_string());
+        self.optional(query, row::usage).await
     }
 
     pub async fn session_by_key(&self, key: &str) -> Result<Option<SessionId>, StoreError> {
-        let row = sqlx::query("SELECT id FROM sessions WHERE key = $1")
-            .bind(key.to_owned())
-            .fetch_optional(&self.readers)
-            .await?;
-        row.map(|row| row::parsed(&row, "id")).transpose()
+        let query = sqlx::query("SELECT id FROM sessions WHERE key = $1").bind(key.to_owned());
+        self.optional(query, |row| row::parsed(row, "id")).await
     }
 
     /// The session's changes as a diff, as last stored.
     pub async fn session_diff(&self, session: &SessionId) -> Result<Option<String>, StoreError> {
-        let row = sqlx::query(
+        let query = sqlx::query(
             "SELECT d.text FROM sessions s LEFT JOIN diffs d ON d.session = s.id WHERE s.id = $1",
         )
-        .bind(session.to_string())
-        .fetch_optional(&self.readers)
-        .await?
-        .ok_or_else(|| StoreError::missing(format!("session {session}")))?;
-        row::optional(&row, "text")
+        .bind(session.to_string());
+        let found = self.optional(query, |row| row::optional(row, "text")).await?;
+        found.ok_or_else(|| StoreError::missing(format!("session {session}")))
     }
 }
 

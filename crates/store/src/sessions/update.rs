@@ -27,32 +27,27 @@ pub(crate) async fn set_driver_state(
     target: &mut Target<'_>,
     new: DriverState,
 ) -> Result<(), StoreError> {
-    sqlx::query(
+    let query = target.query(
         "UPDATE sessions SET driver_state = $2, state = $3, reason = $4, sandbox = $5, epoch = $6, snapshot = $7
          WHERE id = $1 AND epoch <= $6",
     )
-    .bind(target.session.to_string())
     .bind(new.json)
     .bind(to_enum_name(&new.state))
     .bind(new.reason.as_str())
     .bind(new.sandbox.map(|id| id.to_string()))
     .bind(bigint(new.epoch))
-    .bind(new.snapshot.map(|id| id.to_string()))
-    .execute(&mut *target.connection)
-    .await?;
-    Ok(())
+    .bind(new.snapshot.map(|id| id.to_string()));
+    target.execute(query).await.map(drop)
 }
 
 pub(crate) async fn set_position(
     target: &mut Target<'_>,
     position: Option<u32>,
 ) -> Result<(), StoreError> {
-    sqlx::query("UPDATE sessions SET position = $2 WHERE id = $1")
-        .bind(target.session.to_string())
-        .bind(position.map(i64::from))
-        .execute(&mut *target.connection)
-        .await?;
-    Ok(())
+    let query = target
+        .query("UPDATE sessions SET position = $2 WHERE id = $1")
+        .bind(position.map(i64::from));
+    target.execute(query).await.map(drop)
 }
 
 pub(crate) async fn add_usage(target: &mut Target<'_>, usage: Usage) -> Result<(), StoreError> {
@@ -62,8 +57,8 @@ pub(crate) async fn add_usage(target: &mut Target<'_>, usage: Usage) -> Result<(
     for sql in
         [format!("UPDATE sessions {SET} WHERE id = $1"), format!("UPDATE turns {SET} {turn}")]
     {
-        sqlx::query(sqlx::AssertSqlSafe(sql))
-            .bind(target.session.to_string())
+        target
+            .query(sqlx::AssertSqlSafe(sql))
             .bind(bigint(usage.input_tokens))
             .bind(bigint(usage.output_tokens))
             .bind(bigint(usage.cache_read_tokens))
@@ -90,24 +85,18 @@ async fn set_text(
     sql: &'static str,
     text: String,
 ) -> Result<(), StoreError> {
-    sqlx::query(sql)
-        .bind(target.session.to_string())
-        .bind(replace_nul(text))
-        .execute(&mut *target.connection)
-        .await?;
-    Ok(())
+    let query = target.query(sql).bind(replace_nul(text));
+    target.execute(query).await.map(drop)
 }
 
 /// Stores the number of the next event and the time of the commit.
 pub(crate) async fn advance(target: &mut Target<'_>, at: Timestamp) -> Result<(), StoreError> {
-    sqlx::query(
-        "UPDATE sessions SET next_seq = $2,
+    let query = target
+        .query(
+            "UPDATE sessions SET next_seq = $2,
          last_activity = CASE WHEN last_activity > $3 THEN last_activity ELSE $3 END WHERE id = $1",
-    )
-    .bind(target.session.to_string())
-    .bind(bigint(target.next_seq))
-    .bind(at.as_millis())
-    .execute(&mut *target.connection)
-    .await?;
-    Ok(())
+        )
+        .bind(bigint(target.next_seq))
+        .bind(at.as_millis());
+    target.execute(query).await.map(drop)
 }

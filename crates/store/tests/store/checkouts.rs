@@ -82,9 +82,9 @@ async fn sessions_are_filtered_by_title_repository_key(test: TestStore) {
     let new =
         NewSession { title: "Fix 100% of Äpfel_x".into(), key: Some("k".into()), ..new_session() };
     let id = new.id.clone();
-    test.store.session_insert(test.lease, new, Vec::new()).await.unwrap();
+    test.store.session_insert_all(test.lease, vec![(new, Vec::new())]).await.unwrap();
     let bare = NewSession { checkouts: Vec::new(), ..new_session() };
-    test.store.session_insert(test.lease, bare, Vec::new()).await.unwrap();
+    test.store.session_insert_all(test.lease, vec![(bare, Vec::new())]).await.unwrap();
     let found = async |filter: SessionFilter| -> Vec<SessionId> {
         let records = test.store.session_find(&filter, None, 10).await.unwrap();
         records.into_iter().map(|record| record.session.id).collect()
@@ -107,7 +107,7 @@ async fn sessions_are_filtered_by_title_repository_key(test: TestStore) {
     assert_eq!(test.store.session_by_key("k").await.unwrap(), Some(id));
     let again = NewSession { key: Some("k".into()), ..new_session() };
     assert!(
-        test.store.session_insert(test.lease, again, Vec::new()).await.is_err(),
+        test.store.session_insert_all(test.lease, vec![(again, Vec::new())]).await.is_err(),
         "a key is unique"
     );
 }

@@ -85,7 +85,8 @@ async fn readers_do_not_wait_for_the_writer(test: TestStore) {
     let session = test.session().await;
     let mut other = test.database.raw().await;
     test.database.hold_writers(&mut other).await;
-    let mut writing = Box::pin(test.store.session_insert(test.lease, new_session(), Vec::new()));
+    let mut writing =
+        Box::pin(test.store.session_insert_all(test.lease, vec![(new_session(), Vec::new())]));
     for _ in 0..20 {
         let read = tokio::select! {
             biased;

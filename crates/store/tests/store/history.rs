@@ -135,13 +135,15 @@ async fn fork_needs_an_existing_snapshot(test: TestStore) {
         |snapshot: &SnapshotId| Write::SnapshotShare { snapshot: snapshot.clone(), at: NOW };
     let fork = new_session();
     let id = fork.id.clone();
-    test.store.session_insert(test.lease, fork, vec![share(&snapshot)]).await.unwrap();
+    test.store.session_insert_all(test.lease, vec![(fork, vec![share(&snapshot)])]).await.unwrap();
     let began = test.store.snapshot_list(&id).await.unwrap().remove(0);
     assert_eq!((began.id, began.turn), (snapshot, Some(0)));
     let late = new_session();
     let id = late.id.clone();
-    let refused =
-        test.store.session_insert(test.lease, late, vec![share(&SnapshotId::random())]).await;
+    let refused = test
+        .store
+        .session_insert_all(test.lease, vec![(late, vec![share(&SnapshotId::random())])])
+        .await;
     assert!(matches!(refused, Err(StoreError::NotFound { .. })));
     assert!(matches!(test.store.session_get(&id).await, Err(StoreError::NotFound { .. })));
 }

@@ -19,7 +19,7 @@ async fn writes_with_lost_lease_are_refused(test: TestStore) {
         Err(StoreError::LeaseLost)
     ));
     assert!(matches!(
-        test.store.session_insert(test.lease, new_session(), Vec::new()).await,
+        test.store.session_insert_all(test.lease, vec![(new_session(), Vec::new())]).await,
         Err(StoreError::LeaseLost)
     ));
     assert!(matches!(

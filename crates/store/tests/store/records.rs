@@ -142,9 +142,9 @@ async fn names_are_unique(test: TestStore) {
         Err(StoreError::Exists { .. })
     ));
     let new = new_session();
-    store.session_insert(test.lease, new.clone(), Vec::new()).await.unwrap();
+    store.session_insert_all(test.lease, vec![(new.clone(), Vec::new())]).await.unwrap();
     assert!(matches!(
-        store.session_insert(test.lease, new, Vec::new()).await,
+        store.session_insert_all(test.lease, vec![(new, Vec::new())]).await,
         Err(StoreError::Exists { .. })
     ));
     assert!(store.token_remove("a").await.unwrap());
@@ -223,7 +223,7 @@ async fn session_pages_cover_all_sessions_once(test: TestStore) {
     for age in [1, 2, 2, 2, 3, 3, 4] {
         let new = harvest_store::NewSession { at: Timestamp::from_millis(age), ..new_session() };
         all.push((new.at, new.id.clone()));
-        test.store.session_insert(test.lease, new, Vec::new()).await.unwrap();
+        test.store.session_insert_all(test.lease, vec![(new, Vec::new())]).await.unwrap();
     }
     all.sort_by_key(|(at, id)| (at.as_millis(), id.to_string()));
     all.reverse();

@@ -149,7 +149,7 @@ impl TestStore {
     pub(crate) async fn session(&self) -> SessionId {
         let new = new_session();
         let id = new.id.clone();
-        self.store.session_insert(self.lease, new, Vec::new()).await.unwrap();
+        self.store.session_insert_all(self.lease, vec![(new, Vec::new())]).await.unwrap();
         id
     }
 

@@ -163,11 +163,8 @@ impl SlotPolicy {
             return queued(Limit::Closed);
         }
         let (total, users) = self.usage();
-        if self.is_full_for(&user, &users) {
-            return queued(Limit::User);
-        }
-        if total >= self.limits.sandboxes {
-            return queued(Limit::Sandboxes);
+        if let Some(limit) = self.reached(&user, total, &users) {
+            return queued(limit);
         }
         if let Some(holder) = self.holders.get_mut(session) {
             holder.granted = true;
@@ -207,11 +204,7 @@ impl SlotPolicy {
         let (mut total, mut users) = self.usage();
         let (mut notices, mut blocked) = (Vec::new(), Vec::new());
         for (sequence, session, user) in self.queue() {
-            let limit = if self.is_full_for(&user, &users) {
-                Limit::User
-            } else if total >= self.limits.sandboxes {
-                Limit::Sandboxes
-            } else {
+            let Some(limit) = self.reached(&user, total, &users) else {
                 total += 1;
                 *users.entry(user).or_default() += 1;
                 self.with(&session, |holder| (holder.granted, holder.notified) = (true, None));
@@ -227,19 +220,20 @@ impl SlotPolicy {
             }
             blocked.push((limit, user));
         }
-        let requested = self.request_releases(blocked);
-        notices.extend(requested.into_iter().map(|session| (session, Notice::ReleaseRequested)));
+        notices.extend(self.request_releases(blocked));
         notices
     }
 
     /// Every waiting session needs one slot: one that is being released, or else one of an idle
     /// session, which is asked for it.
-    pub(super) fn request_releases(&mut self, blocked: Vec<(Limit, String)>) -> Vec<SessionId> {
+    pub(super) fn request_releases(
+        &mut self,
+        blocked: Vec<(Limit, String)>,
+    ) -> Vec<(SessionId, Notice)> {
         let (mut releasing, mut idle) = (Vec::new(), Vec::new());
         for (session, holder) in &self.holders {
             match holder.state {
-                SlotState::Holding { releasing: true, .. } => releasing.push(holder.user.clone()),
-                SlotState::Holding { .. } if holder.release_requested => {
+                SlotState::Holding { releasing: now, .. } if now || holder.release_requested => {
                     releasing.push(holder.user.clone());
                 }
                 SlotState::Holding { idle_since: Some(since), .. } => {
@@ -255,11 +249,10 @@ impl SlotPolicy {
             if let Some(found) = releasing.iter().position(fits) {
                 releasing.remove(found);
             } else if let Some(found) = idle.iter().position(|(_, _, other)| fits(other)) {
-                requested.push(idle.remove(found).1);
+                let session = idle.remove(found).1;
+                self.with(&session, |holder| holder.release_requested = true);
+                requested.push((session, Notice::ReleaseRequested));
             }
-        }
-        for session in &requested {
-            self.with(session, |holder| holder.release_requested = true);
         }
         requested
     }
@@ -301,8 +294,12 @@ impl SlotPolicy {
         (total, users)
     }
 
-    fn is_full_for(&self, user: &str, users: &HashMap<String, usize>) -> bool {
+    /// The limit for which a user gets no further slot.
+    fn reached(&self, user: &str, total: usize, users: &HashMap<String, usize>) -> Option<Limit> {
         let used = users.get(user).copied().unwrap_or(0);
-        self.limits.sandboxes_per_user.is_some_and(|limit| used >= limit)
+        if self.limits.sandboxes_per_user.is_some_and(|limit| used >= limit) {
+            return Some(Limit::User);
+        }
+        (total >= self.limits.sandboxes).then_some(Limit::Sandboxes)
     }
 }

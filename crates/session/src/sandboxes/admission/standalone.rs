@@ -40,12 +40,10 @@ impl SlotPolicy {
             let user = user.unwrap_or_default().to_owned();
             // No session gives up its slot for a claim that cannot succeed anyway.
             let releasing = new <= self.maximum(limit) && missing <= self.releasable(limit, &user);
-            let requested = match releasing && request_release {
+            let notices = match releasing && request_release {
                 true => self.request_releases(vec![(limit, user); missing]),
                 false => Vec::new(),
             };
-            let notices =
-                requested.into_iter().map(|session| (session, Notice::ReleaseRequested)).collect();
             return (Err(SlotRefusal { limit, releasing }), notices);
         }
         let claim = self.next_sequence();
