@@ -23,10 +23,11 @@ use harvest_proto::{SandboxId, api::ImageLine, bridge::Exit};
 
 use crate::{
     ImageError,
-    import::{self, elapsed_millis, write_image},
+    import::{self, write_image},
     layer_key::{content_key, key, layer_of_key},
     oci::{self, PullOptions},
     recipe::{Base, Recipe, RecipeStep},
+    stream::elapsed_millis,
 };
 use host_config::HostConfig;
 pub(crate) use step::Tail;

@@ -21,7 +21,7 @@ use crate::{
     archive::decompressed,
     layer_key::{content_key, key, layer_of_key},
     oci::{self, Digest, PullError, PullOptions, Reference},
-    stream::{CountingReader, ReportingReader, StreamStats},
+    stream::{CountingReader, ReportingReader, StreamStats, elapsed_millis, hex},
     unpack::{ArchiveForm, Target, UnpackError, UnpackLimits, unpack},
 };
 
@@ -189,7 +189,7 @@ pub(crate) fn archive_key(path: &Path) -> Result<String, ImageError> {
     File::open(path)
         .and_then(|file| io::copy(&mut CountingReader::new(file, &stats), &mut io::sink()))
         .map_err(|e| ImageError::file("read", path, e))?;
-    Ok(key("", &"archive file", stats.digest().hex()))
+    Ok(key("", &"archive file", &hex(stats.hash().as_ref())))
 }
 
 /// Unpacks an archive file; fails when its key is no longer `expected`.
@@ -205,7 +205,7 @@ pub(crate) fn unpack_file(
     let stats = StreamStats::new();
     let mut source = ReportingReader::new(CountingReader::new(file, &stats), length, progress);
     unpack_root(&mut source, &path.display().to_string(), target, cache, UnpackLimits::default())?;
-    if key("", &"archive file", stats.digest().hex()) == expected {
+    if key("", &"archive file", &hex(stats.hash().as_ref())) == expected {
         return Ok(());
     }
     Err(ImageError::Invalid { reason: format!("{} changed while it was read", path.display()) })
@@ -254,7 +254,7 @@ fn unpack_root(
     io::copy(source, &mut io::sink())
         .map_err(|e| ImageError::file("read", PathBuf::from(name), e))?;
     refuse_saved_image(target, name)?;
-    Ok(content.digest())
+    Ok(Digest::from_hash(content.hash()))
 }
 
 // `docker save` and `skopeo copy` write such archives; they hold layers, not a root file system.
@@ -285,9 +285,4 @@ pub(crate) fn write_image(
     let image = Image { id, name, layers, config, recipe_key, bytes, created_at, source };
     cache.write_image(&image)?;
     Ok(image)
-}
-
-/// Milliseconds since a step started.
-pub(crate) fn elapsed_millis(since: Instant) -> u64 {
-    u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
 }

@@ -12,7 +12,7 @@ use ring::digest::{Context, SHA256};
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 use serde::Serialize;
 
-use crate::ImageError;
+use crate::{ImageError, stream::hex};
 
 // Increment when the same recipe must produce another image, such as when a step's script changes.
 const FORMAT_VERSION: u32 = 2;
@@ -32,10 +32,6 @@ pub(crate) fn key(parent: &str, what: &impl Serialize, content: &str) -> String 
 /// The layer of a key.
 pub(crate) fn layer_of_key(key: &str) -> LayerId {
     key.parse().expect("hexadecimal text is a valid layer id")
-}
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A digest of a file or folder: names, modes, owners and content, which are what a copy keeps.

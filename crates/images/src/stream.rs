@@ -4,15 +4,24 @@ use std::{
     cell::RefCell,
     io::{self, Read},
     rc::Rc,
+    time::Instant,
 };
 
 use harvest_proto::api::ImageLine;
-use ring::digest::{Context, SHA256};
-
-use crate::oci::Digest;
+use ring::digest::{Context, Digest, SHA256};
 
 // Often enough for a moving progress bar.
 const REPORT_BYTES: u64 = 1 << 20;
+
+/// The hexadecimal digits of a digest.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Milliseconds since a step started.
+pub(crate) fn elapsed_millis(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
+}
 
 /// Count and digest of the bytes read so far, shared with the reader.
 #[derive(Clone)]
@@ -33,8 +42,8 @@ impl StreamStats {
         self.0.borrow().bytes
     }
 
-    pub(crate) fn digest(&self) -> Digest {
-        Digest::from_hash(self.0.borrow().hash.clone().finish())
+    pub(crate) fn hash(&self) -> Digest {
+        self.0.borrow().hash.clone().finish()
     }
 
     /// The error of the source itself, if it failed. The reader may have wrapped or replaced it.

@@ -12,7 +12,7 @@ use futures_util::StreamExt;
 use harvest_proto::api::ExecRequest;
 use harvest_session::{
     bridge::{InputAborted, InputStream},
-    sandboxes::SandboxHandle,
+    sandboxes::{SandboxHandle, check_command},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -31,9 +31,10 @@ pub(crate) struct CommandWithInput {
 }
 
 impl CommandWithInput {
-    /// Called before a paused session is resumed for the command.
-    pub(crate) fn validate(&self) -> Result<(), ApiError> {
-        validate::exec(&self.command)
+    /// Called before a sandbox is started or resumed for the command.
+    pub(crate) fn validate(&self, in_new_sandbox: bool) -> Result<(), ApiError> {
+        validate::exec(&self.command)?;
+        Ok(check_command(&self.command, in_new_sandbox)?)
     }
 
     /// Runs the command in a sandbox and responds with its output.

@@ -75,18 +75,17 @@ pub(crate) fn events(
     response
 }
 
-/// The output of a command. With input it has periodic empty lines: a failed write reveals that
-/// the client is gone, which hyper does not notice while an unread request body is pending.
+/// The output of a command. A silent one gets empty lines, so that proxies keep the connection and
+/// a failed write reveals that the client is gone. With input they are more frequent: hyper does
+/// not notice a closed connection while an unread request body is pending.
 pub(crate) fn exec_lines(
     lines: ExecLines,
     has_input: bool,
     shutdown: CancellationToken,
 ) -> Response {
-    if !has_input {
-        return self::lines(lines, shutdown);
-    }
-    let lines = stream::unfold(lines, |mut lines| async move {
-        match tokio::time::timeout(KEEPALIVE, lines.next()).await {
+    let interval = if has_input { KEEPALIVE } else { HEARTBEAT };
+    let lines = stream::unfold(lines, move |mut lines| async move {
+        match tokio::time::timeout(interval, lines.next()).await {
             Ok(line) => Some((json(&line?) + "\n", lines)),
             Err(_) => Some(("\n".to_owned(), lines)),
         }

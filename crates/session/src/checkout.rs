@@ -116,7 +116,15 @@ pub(crate) async fn diff(
     for checkout in checkouts {
         let base = checkout.base_commit.as_deref().unwrap_or(EMPTY_TREE).to_owned();
         let query = GitQuery::Diff { base, prefixed: checkouts.len() > 1 };
-        let output = bridge.git_query(&checkout.folder, query, DIFF_BYTES).await?;
+        let output = match bridge.git_query(&checkout.folder, query, DIFF_BYTES).await {
+            Ok(output) => output,
+            // The other checkouts still have a diff.
+            Err(BridgeError::Fault(fault)) => {
+                whole += &format!("\n… git failed in {}: {}\n", checkout.folder, fault.message);
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
         whole += &String::from_utf8_lossy(&output.bytes);
         whole += match output.truncated {
             None => "",

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use harvest_proto::api::Session;
 use harvest_store::{Lease, Store};
 
 use crate::{
-    monotonic_clock::MonotonicClock, removals::Removals, repositories::Repositories,
-    retention::RetentionEnforcer, sandbox_context::SandboxContext, tasks::Tasks,
-    timeouts::Timeouts,
+    error::SessionError, monotonic_clock::MonotonicClock, removals::Removals,
+    repositories::Repositories, retention::RetentionEnforcer, sandbox_context::SandboxContext,
+    tasks::Tasks, timeouts::Timeouts,
 };
 
 pub(crate) struct Shared {
@@ -21,4 +22,16 @@ pub(crate) struct Shared {
     pub(crate) repositories: Repositories,
     pub(crate) removals: Arc<Removals>,
     pub(crate) retention: Arc<RetentionEnforcer>,
+}
+
+impl Shared {
+    /// Refuses a session whose sandbox and snapshots are on another provider.
+    pub(crate) fn check_provider(&self, session: &Session) -> Result<(), SessionError> {
+        if session.provider == self.sandboxes.provider.name() {
+            return Ok(());
+        }
+        let what = format!("session {} runs on provider `{}`", session.id, session.provider);
+        let hint = "use a server that is set up with this provider";
+        Err(SessionError::conflict("other_provider", what, hint))
+    }
 }

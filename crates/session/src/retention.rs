@@ -193,6 +193,10 @@ async fn load(
     }
     let mut usages = Vec::new();
     let visit = |SessionRecord { session, .. }| {
+        // The snapshots of another provider's sessions could not be removed here.
+        if session.provider != shared.sandboxes.provider.name() {
+            return;
+        }
         usages.push(SnapshotUsage {
             snapshots: snapshots.remove(&session.id).unwrap_or_default(),
             session: session.id,

@@ -1,6 +1,6 @@
-//! [`Store::session_insert_all`] and [`Store::session_commit`]: the only ways to create and to change a
-//! session. Each runs a list of writes completely or not at all. [`Writer`] passes them, and all
-//! other writes, to the writer task of `group_commit`.
+//! [`Store::session_insert_all`] and [`Store::session_commit`]: the only ways to create and to
+//! change a session. Each runs a list of writes completely or not at all. [`Writer`] passes them,
+//! and all other writes, to the writer task of `group_commit`.
 
 use std::sync::Arc;
 

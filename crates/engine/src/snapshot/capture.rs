@@ -213,6 +213,7 @@ fn while_frozen<T>(
     work: impl FnOnce(&mut Heartbeat<'_>) -> Result<T, EngineError>,
 ) -> Result<(T, Duration), EngineError> {
     (freezer.freeze)()?;
+    let mut guard = ThawGuard(Some(freezer));
     let frozen = Instant::now();
     let mut renewed = frozen;
     let result = work(&mut || {
@@ -223,10 +224,22 @@ fn while_frozen<T>(
         Ok(())
     });
     // Also after a failure, whose error matters more; at worst the zygote thaws the sandbox.
+    guard.0 = None;
     let thawed = (freezer.thaw)();
     let result = result?;
     thawed?;
     Ok((result, frozen.elapsed()))
+}
+
+/// Thaws the sandbox when the work on it panics.
+struct ThawGuard<'a, 'b>(Option<&'a FreezeControl<'b>>);
+
+impl Drop for ThawGuard<'_, '_> {
+    fn drop(&mut self) {
+        if let Some(freezer) = self.0 {
+            let _ = (freezer.thaw)();
+        }
+    }
 }
 
 /// Removes a partial copy.

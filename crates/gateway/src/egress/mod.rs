@@ -21,13 +21,13 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const FIRST_BYTES_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Why a connection was refused.
-pub(crate) type Refusal = Cow<'static, str>;
+pub(crate) type RefusalReason = Cow<'static, str>;
 
 pub(crate) async fn connect(
     config: &GatewayConfig,
     name: &str,
     port: u16,
-) -> Result<TcpStream, Refusal> {
+) -> Result<TcpStream, RefusalReason> {
     let name = policy::normalize(name).ok_or("not a valid host name")?;
     let found = match config.pinned.get(&name) {
         Some(address) => vec![*address],
@@ -49,7 +49,7 @@ pub(crate) async fn connect(
     Err("cannot connect to the server".into())
 }
 
-async fn look_up(name: &str, port: u16) -> Result<Vec<SocketAddr>, Refusal> {
+async fn look_up(name: &str, port: u16) -> Result<Vec<SocketAddr>, RefusalReason> {
     match timeout(LOOKUP_TIMEOUT, lookup_host((name, port))).await {
         Ok(Ok(found)) => Ok(found.collect()),
         Ok(Err(_)) => Err("cannot resolve the name".into()),
@@ -63,7 +63,7 @@ pub(crate) async fn forward(
     mut outside: TcpStream,
     name: &str,
     port: u16,
-) -> Result<(), Refusal> {
+) -> Result<(), RefusalReason> {
     let first = timeout(FIRST_BYTES_TIMEOUT, first_bytes(&mut inside, name, port))
         .await
         .map_err(|_| "the connection did not name its host in time")??;
@@ -83,7 +83,7 @@ async fn first_bytes(
     inside: &mut (impl AsyncRead + Unpin),
     name: &str,
     port: u16,
-) -> Result<Vec<u8>, Refusal> {
+) -> Result<Vec<u8>, RefusalReason> {
     let mut bytes = Vec::new();
     loop {
         let named = match port {

@@ -37,8 +37,8 @@ impl Command {
 }
 
 impl Commands {
-    /// Reads the commands at the start of a push, with their length in bytes; `None` when more bytes
-    /// are needed.
+    /// Reads the commands at the start of a push, with their length in bytes; `None` when more
+    /// bytes are needed.
     pub(super) fn read(bytes: &[u8]) -> Result<Option<(Self, usize)>, &'static str> {
         match read_commands(bytes)? {
             None if bytes.len() > MAX_HEAD_BYTES => Err("the push has too many commands"),

@@ -21,9 +21,8 @@ use super::{
 use crate::{
     ImageError,
     archive::decompressed,
-    import::elapsed_millis,
     layer_key::{key, layer_of_key},
-    stream::{CountingReader, ReportingReader, StreamStats},
+    stream::{CountingReader, ReportingReader, StreamStats, elapsed_millis},
     unpack::{ArchiveForm, Target, UnpackError, unpack},
 };
 
@@ -202,11 +201,11 @@ fn unpack_blob(
             let (expected, found) = (format!("{size} bytes"), "more".to_owned());
             return Err(PullError::Digest { what: what(), expected, found }.into());
         }
-        check(&what(), &blob.digest, &packed.digest())?;
+        check(&what(), &blob.digest, &Digest::from_hash(packed.hash()))?;
     }
     unpacked.map_err(|source| refused(blob, source))?;
     let what = format!("content of layer {}", blob.digest.short());
-    Ok(check(&what, blob.content, &plain.digest())?)
+    Ok(check(&what, blob.content, &Digest::from_hash(plain.hash()))?)
 }
 
 fn check(what: &str, expected: &Digest, found: &Digest) -> Result<(), PullError> {

@@ -34,7 +34,7 @@ impl Digest {
     }
 
     pub(crate) fn from_hash(hash: ring::digest::Digest) -> Self {
-        Self(format!("sha256:{}", crate::layer_key::hex(hash.as_ref())))
+        Self(format!("sha256:{}", crate::stream::hex(hash.as_ref())))
     }
 
     /// The digits without the prefix.

@@ -204,8 +204,9 @@ fn start(
         warnings
             .push("it can reach everything the host can, including the host's loopback".to_owned());
     }
+    let id = spec.id.clone();
     let without = |error: &EngineError| {
-        tracing::warn!(error = error_chain(error), "a sandbox starts without /mnt/state");
+        tracing::warn!(sandbox = %id, error = error_chain(error), "a sandbox starts without /mnt/state");
         format!("without /mnt/state: {}", error_chain(error))
     };
     match state.map(|state| engine.state(&state)) {

@@ -37,7 +37,7 @@ async fn exec_run(
     Path(session): Path<SessionId>,
     command: CommandWithInput,
 ) -> Result<Response, ApiError> {
-    command.validate()?;
+    command.validate(false)?;
     let sandbox = state.sessions.sandbox_handle(&session).await?;
     command.run(sandbox, state.shutdown).await
 }

@@ -1,4 +1,5 @@
-//! Files and blobs transferred over the bridge in chunks: neither side holds a whole file in memory.
+//! Files and blobs transferred over the bridge in chunks: neither side holds a whole file in
+//! memory.
 
 use std::{pin::Pin, sync::Arc};
 

@@ -49,17 +49,24 @@ impl Bridge {
         let posted = self.post(|id| ToSupervisor::Git { id, request })?;
         let mut chunks = self.output_of(posted.id, vec![stream], output);
         let mut reply = std::pin::pin!(posted.reply());
-        let mut bytes = Vec::new();
-        // The reply follows the end of the stream, except for a query that did not start.
+        let (mut bytes, mut early) = (Vec::new(), None);
+        // The reply follows the end of the stream, except for a query that did not start; but it
+        // may be seen before output that has already arrived.
         let reply = loop {
             tokio::select! {
                 biased;
                 chunk = chunks.next() => match chunk {
                     Some(ExecOutput::Stdout { bytes: chunk, .. }) => bytes.extend_from_slice(&chunk),
-                    Some(_) => break reply.await,
+                    Some(_) => break match early {
+                        Some(reply) => Ok(reply),
+                        None => reply.await,
+                    },
                     None => break Err(BridgeError::Lost),
                 },
-                early = &mut reply => break early,
+                reply = &mut reply, if early.is_none() => match reply {
+                    Ok(reply) => early = Some(reply),
+                    Err(error) => break Err(error),
+                },
             }
             if bytes.len() > limit {
                 break Err(BridgeError::TooLong { limit });

@@ -16,7 +16,7 @@ pub struct InputAborted;
 /// The task that sends the input; dropping this stops it.
 #[derive(Debug)]
 pub struct InputTask {
-    task: AbortHandle,
+    task: Option<AbortHandle>,
     aborted: oneshot::Receiver<()>,
 }
 
@@ -31,7 +31,7 @@ impl InputTask {
 
 impl Drop for InputTask {
     fn drop(&mut self) {
-        self.task.abort();
+        self.task.iter().for_each(AbortHandle::abort);
     }
 }
 
@@ -52,6 +52,12 @@ impl InputTask {
             }
             input.end();
         });
-        Self { task: task.abort_handle(), aborted }
+        Self { task: Some(task.abort_handle()), aborted }
+    }
+
+    /// Lets the task go on without its handle.
+    pub(crate) fn leave(mut self) -> Option<Self> {
+        self.task = None;
+        None
     }
 }

@@ -124,12 +124,7 @@ impl Driver {
         record: SessionRecord,
         queue: Vec<PromptId>,
     ) -> Result<DriverHandle, SessionError> {
-        let (wanted, ours) = (&record.session.provider, shared.sandboxes.provider.name());
-        if wanted != ours {
-            let what = format!("session {} runs on provider `{wanted}`", record.session.id);
-            let hint = "use a server that is set up with this provider";
-            return Err(SessionError::conflict("other_provider", what, hint));
-        }
+        shared.check_provider(&record.session)?;
         let state: State = serde_json::from_str(&record.driver_state)
             .map_err(|_| StoreError::Corrupt { column: "driver_state" })?;
         let (commands, inbox) = mpsc::unbounded_channel();

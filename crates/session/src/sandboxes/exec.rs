@@ -1,7 +1,7 @@
 //! Commands in a sandbox: one request and one stream of output lines, whether the sandbox belongs
 //! to a session, stands alone or is created for this command.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use futures_util::stream::{self, BoxStream, StreamExt};
@@ -11,10 +11,7 @@ use harvest_proto::{
     bridge::{Command, Exit, FileRequest, ToSupervisor},
 };
 
-use super::{
-    CommandDefaults, Requester, SandboxError, SandboxHandle, SandboxProvider, SandboxSpec,
-    Sandboxes,
-};
+use super::{CommandDefaults, Requester, SandboxError, SandboxHandle, SandboxSpec, Sandboxes};
 use crate::{
     bridge::{Bridge, BridgeError, Exec, ExecInput, ExecOutput, InputStream, InputTask},
     error_chain::error_chain,
@@ -41,8 +38,8 @@ impl Sandboxes {
         mut request: ExecRequest,
         input: Option<InputStream>,
     ) -> Result<ExecLines, SandboxError> {
+        check_command(&request, true)?;
         let order = *request.sandbox.take().unwrap_or_default();
-        check(&request)?;
         let (id, made_by) = (SandboxId::random(), requester.user.clone());
         let owner = SandboxOwner::Process(std::process::id());
         let spec = SandboxSpec::standalone(id.clone(), owner, made_by, order)?;
@@ -66,27 +63,35 @@ impl SandboxHandle {
         mut request: ExecRequest,
         input: Option<InputStream>,
     ) -> Result<ExecLines, SandboxError> {
-        let stdin = request.stdin.take().map(|text| BASE64_STANDARD.decode(text)).transpose();
-        let stdin =
-            stdin.map_err(|_| SandboxError::invalid("invalid_stdin", "`stdin` is not base64"))?;
+        check_command(&request, false)?;
+        if request.detach && input.is_some() {
+            let what = "the input of a detached command must be in `stdin`";
+            return Err(SandboxError::invalid("invalid_command", what));
+        }
+        let stdin = request.stdin.take().map(|text| decode(&text)).transpose()?;
         let input = input.or_else(|| stdin.map(|bytes| stream::iter([Ok(bytes)]).boxed()));
-        let (provider, sandbox) = (Arc::clone(&self.provider), self.sandbox.clone());
-        match self.start(request, input.is_some()).await {
-            Ok((running, writer)) => {
-                let input =
-                    input.zip(writer).map(|(input, writer)| InputTask::spawn(input, writer));
-                Ok(lines(running, input))
+        let mut running = CommandHandle::new(self, request.detach);
+        let last = match running.start(request, input.is_some()).await {
+            Ok(writer) => {
+                let task = input.zip(writer).map(|(input, writer)| InputTask::spawn(input, writer));
+                // A detached command gets its whole input, even if its client goes away.
+                let task = match running.detach {
+                    true => task.and_then(InputTask::leave),
+                    false => task,
+                };
+                return Ok(lines(running, task, None));
             }
             Err(SandboxError::Bridge(BridgeError::Fault(fault))) => {
                 let code = crate::bridge::fault_code(&fault).to_owned();
-                Ok(stream::iter([ExecLine::Failed { code, message: fault.message }]).boxed())
+                ExecLine::Failed { code, message: fault.message }
             }
-            Err(SandboxError::Bridge(error)) => {
-                let last = connection_lost(&*provider, &sandbox, Some(&error)).await;
-                Ok(stream::iter([last]).boxed())
+            Err(SandboxError::Bridge(error)) => running.connection_lost(Some(&error)).await,
+            Err(error) => {
+                running.clean_up().await;
+                return Err(error);
             }
-            Err(error) => Err(error),
-        }
+        };
+        Ok(lines(running, None, Some(last)))
     }
 
     /// Starts a command. With `stdin`, the second value writes to it while it runs.
@@ -98,32 +103,33 @@ impl SandboxHandle {
         request: ExecRequest,
         stdin: bool,
     ) -> Result<(CommandHandle, Option<ExecInput>), SandboxError> {
-        check(&request)?;
-        let timeout = request.timeout_millis.unwrap_or_else(|| millis(self.defaults.timeout));
-        let mut command = Command {
-            env: request.env,
-            detached: request.detach,
-            // Zero means never.
-            timeout_millis: Some(timeout).filter(|millis| *millis > 0),
-            ..self.command(request.argv, request.cwd, request.user)
-        };
-        let mut code_file = None;
-        if let Some((language, code)) = request.lang.zip(request.code) {
-            let path = write_code(&self.bridge, &mut command, language, &code).await?;
-            // An ephemeral sandbox is removed as a whole.
-            code_file = self.ephemeral.is_none().then_some(path);
+        check_command(&request, false)?;
+        let mut running = CommandHandle::new(self, request.detach);
+        match running.start(request, stdin).await {
+            Ok(input) => Ok((running, input)),
+            Err(error) => {
+                running.clean_up().await;
+                Err(error)
+            }
         }
-        let (exec, input) = self.bridge.exec_piped(command, stdin).await?;
-        let exec = Some(exec);
-        Ok((CommandHandle { handle: self, exec, detach: request.detach, code_file }, input))
     }
 }
 
-/// Checks what the supervisor could not explain.
-fn check(request: &ExecRequest) -> Result<(), SandboxError> {
+/// Checks a request before a sandbox is started or resumed for it. Only a command in a new sandbox
+/// may describe that sandbox, and it cannot outlive its client.
+///
+/// # Errors
+/// When the request contradicts itself.
+pub fn check_command(request: &ExecRequest, in_new_sandbox: bool) -> Result<(), SandboxError> {
     let invalid = |what: &str| Err(SandboxError::invalid("invalid_command", what));
-    if request.sandbox.is_some() {
+    if request.sandbox.is_some() && !in_new_sandbox {
         return invalid("`sandbox` is only for a command in a new sandbox");
+    }
+    if request.detach && in_new_sandbox {
+        return invalid("`detach` is not for a command in a new sandbox, which ends with it");
+    }
+    if let Some(stdin) = &request.stdin {
+        decode(stdin)?;
     }
     match (request.lang, &request.code) {
         (Some(_), None) | (None, Some(_)) => invalid("`code` and `lang` must be given together"),
@@ -132,6 +138,11 @@ fn check(request: &ExecRequest) -> Result<(), SandboxError> {
         }
         _ => Ok(()),
     }
+}
+
+fn decode(stdin: &str) -> Result<Vec<u8>, SandboxError> {
+    let invalid = |_| SandboxError::invalid("invalid_stdin", "`stdin` is not base64");
+    BASE64_STANDARD.decode(stdin).map_err(invalid)
 }
 
 /// Writes the code to a file, because command lines are public and limited in length, and makes it
@@ -163,14 +174,51 @@ async fn write_code(
 /// A running command. Dropping this kills it; a detached command keeps running and its output is
 /// discarded.
 pub struct CommandHandle {
-    pub(super) handle: SandboxHandle,
-    pub(super) exec: Option<Exec>,
-    pub(super) detach: bool,
+    handle: SandboxHandle,
+    exec: Option<Exec>,
+    detach: bool,
     /// The file to delete when the command has ended.
-    pub(super) code_file: Option<String>,
+    code_file: Option<String>,
 }
 
 impl CommandHandle {
+    /// A command that is still to be started.
+    pub(super) fn new(handle: SandboxHandle, detach: bool) -> Self {
+        Self { handle, exec: None, detach, code_file: None }
+    }
+
+    async fn start(
+        &mut self,
+        request: ExecRequest,
+        stdin: bool,
+    ) -> Result<Option<ExecInput>, SandboxError> {
+        let timeout =
+            request.timeout_millis.unwrap_or_else(|| millis(self.handle.defaults.timeout));
+        let mut command = Command {
+            env: request.env,
+            detached: request.detach,
+            // Zero means never.
+            timeout_millis: Some(timeout).filter(|millis| *millis > 0),
+            ..self.handle.command(request.argv, request.cwd, request.user)
+        };
+        if let Some((language, code)) = request.lang.zip(request.code) {
+            let path = write_code(&self.handle.bridge, &mut command, language, &code).await?;
+            // An ephemeral sandbox is removed as a whole.
+            self.code_file = self.handle.ephemeral.is_none().then_some(path);
+        }
+        self.run(command, stdin).await
+    }
+
+    pub(super) async fn run(
+        &mut self,
+        command: Command,
+        stdin: bool,
+    ) -> Result<Option<ExecInput>, SandboxError> {
+        let (exec, input) = self.handle.bridge.exec_piped(command, stdin).await?;
+        self.exec = Some(exec);
+        Ok(input)
+    }
+
     /// The next output; `None` when the connection is lost before the exit. Cancel-safe.
     pub async fn next(&mut self) -> Option<ExecOutput> {
         self.exec.as_mut()?.next().await
@@ -187,6 +235,31 @@ impl CommandHandle {
         }
     }
 
+    /// The last line when the outcome of the command is unknown.
+    async fn connection_lost(&self, error: Option<&BridgeError>) -> ExecLine {
+        let failed = |code: &str, message| ExecLine::Failed { code: code.to_owned(), message };
+        let exited = |reason: &str| {
+            let message = format!("the sandbox exited before the command ended: {reason}");
+            failed("sandbox_ended", message)
+        };
+        let exit = self.handle.provider.wait(&self.handle.sandbox);
+        match tokio::time::timeout(EXIT_GRACE, exit).await {
+            Ok(Ok(reason)) => exited(&reason),
+            Ok(Err(SandboxError::Missing(_) | SandboxError::NotRunning { .. })) => {
+                exited("removed")
+            }
+            Ok(Err(_)) | Err(_) => {
+                let fate = match self.handle.ephemeral {
+                    Some(_) => "the command is killed",
+                    None => "the command may still be running",
+                };
+                let why = error.map(|error| format!(": {}", error_chain(error)));
+                let why = why.unwrap_or_default();
+                failed("lost", format!("the connection to the sandbox was lost; {fate}{why}"))
+            }
+        }
+    }
+
     /// Removes what was made for the command.
     async fn clean_up(mut self) {
         remove_code(&self.handle.bridge, self.code_file.take()).await;
@@ -198,16 +271,17 @@ impl CommandHandle {
 
 impl Drop for CommandHandle {
     fn drop(&mut self) {
-        let Some(mut exec) = self.exec.take() else { return };
-        let (bridge, code_file) = (self.handle.bridge.clone(), self.code_file.take());
-        if !self.detach && code_file.is_none() {
+        let (exec, code_file) = (self.exec.take(), self.code_file.take());
+        let detached = exec.is_some() && self.detach;
+        if !detached && code_file.is_none() {
             return;
         }
+        let bridge = self.handle.bridge.clone();
         let use_guard = std::mem::replace(&mut self.handle.use_guard, Box::new(()));
-        let detach = self.detach;
         tokio::spawn(async move {
-            while detach && exec.next().await.is_some() {}
-            drop(exec);
+            if let Some(mut exec) = exec.filter(|_| detached) {
+                while exec.next().await.is_some() {}
+            }
             remove_code(&bridge, code_file).await;
             drop(use_guard);
         });
@@ -222,16 +296,21 @@ async fn remove_code(bridge: &Bridge, path: Option<String>) {
     }
 }
 
-fn lines(running: CommandHandle, input: Option<InputTask>) -> ExecLines {
-    let state = Some((running, input, false));
+/// The output of a command, or only the `last` line of one that did not start; then what was made
+/// for it is removed.
+fn lines(running: CommandHandle, input: Option<InputTask>, last: Option<ExecLine>) -> ExecLines {
+    let state = Some((running, input, last, false));
     stream::unfold(state, |state| async move {
-        let (mut running, mut input, ended) = state?;
+        let (mut running, mut input, mut last, ended) = state?;
         if ended {
             running.clean_up().await;
             return None;
         }
-        let (line, ended) = next_line(&mut running, &mut input).await;
-        Some((line, Some((running, input, ended))))
+        let (line, ended) = match last.take() {
+            Some(last) => (last, true),
+            None => next_line(&mut running, &mut input).await,
+        };
+        Some((line, Some((running, input, last, ended))))
     })
     .boxed()
 }
@@ -255,10 +334,7 @@ async fn next_line(running: &mut CommandHandle, input: &mut Option<InputTask>) -
             let reason = running.exceeded_limit(&exit).await;
             (ExecLine::Exited { exit, millis, reason }, true)
         }
-        Some(ExecOutput::End) | None => {
-            let SandboxHandle { provider, sandbox, .. } = &running.handle;
-            (connection_lost(&**provider, sandbox, None).await, true)
-        }
+        Some(ExecOutput::End) | None => (running.connection_lost(None).await, true),
     }
 }
 
@@ -266,30 +342,5 @@ async fn aborted(input: &mut Option<InputTask>) {
     match input {
         Some(input) => input.aborted().await,
         None => std::future::pending().await,
-    }
-}
-
-/// The last line when the outcome of a command is unknown.
-async fn connection_lost(
-    provider: &dyn SandboxProvider,
-    sandbox: &SandboxId,
-    error: Option<&BridgeError>,
-) -> ExecLine {
-    let exited = |reason: String| ExecLine::Failed {
-        code: "sandbox_ended".to_owned(),
-        message: format!("the sandbox exited before the command ended: {reason}"),
-    };
-    match tokio::time::timeout(EXIT_GRACE, provider.wait(sandbox)).await {
-        Ok(Ok(reason)) => exited(reason),
-        Ok(Err(SandboxError::Missing(_) | SandboxError::NotRunning { .. })) => {
-            exited("removed".to_owned())
-        }
-        Ok(Err(_)) | Err(_) => {
-            let why = error.map(|error| format!(": {}", error_chain(error))).unwrap_or_default();
-            let message = format!(
-                "the connection to the sandbox was lost; the command may still be running{why}"
-            );
-            ExecLine::Failed { code: "lost".to_owned(), message }
-        }
     }
 }

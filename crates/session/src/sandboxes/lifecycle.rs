@@ -94,6 +94,27 @@ impl Sandboxes {
         sandbox: &SandboxId,
         count: u16,
     ) -> Result<Outcome<ForkedSandbox>, SandboxError> {
+        let (this, requester, sandbox) = (self.clone(), requester.clone(), sandbox.clone());
+        let forking = async move { this.fork_now(&requester, &sandbox, count).await };
+        self.uninterrupted("cannot fork the sandbox", forking).await
+    }
+
+    /// Runs work of several steps to its end, even if the caller goes away or the server stops.
+    async fn uninterrupted<T: Send + 'static>(
+        &self,
+        doing: &str,
+        work: impl Future<Output = Result<T, SandboxError>> + Send + 'static,
+    ) -> Result<T, SandboxError> {
+        let done = self.tasks.spawn_to_completion(work).await;
+        done.unwrap_or_else(|panicked| Err(SandboxError::failed(doing, panicked)))
+    }
+
+    async fn fork_now(
+        &self,
+        requester: &Requester,
+        sandbox: &SandboxId,
+        count: u16,
+    ) -> Result<Outcome<ForkedSandbox>, SandboxError> {
         let snapshot = requester.ids(1, SnapshotId::random).remove(0);
         let ids = requester.ids(usize::from(count), SandboxId::random);
         let existing = if requester.is_retry() { self.existing(&ids).await? } else { Vec::new() };
@@ -272,10 +293,16 @@ impl Sandboxes {
         if !self.provider.can_start_from(&StartFrom::Snapshot(snapshot.clone())).await? {
             return Err(SandboxError::no_snapshot(snapshot));
         }
-        let slots = self.claim(std::slice::from_ref(sandbox), before.made_by.as_deref(), true)?;
-        let restored = self.replace(self.snapshots()?, &before, snapshot).await;
-        self.keep_slots(slots).await;
-        restored
+        self.snapshots()?;
+        let (this, snapshot) = (self.clone(), snapshot.clone());
+        let restoring = async move {
+            let own = std::slice::from_ref(&before.id);
+            let slots = this.claim(own, before.made_by.as_deref(), true)?;
+            let restored = this.replace(this.snapshots()?, &before, &snapshot).await;
+            this.keep_slots(slots).await;
+            restored
+        };
+        self.uninterrupted("cannot restore the sandbox", restoring).await
     }
 
     async fn replace(
@@ -286,9 +313,13 @@ impl Sandboxes {
     ) -> Result<RestoredSandbox, SandboxError> {
         let (id, kept) = (&before.id, SnapshotId::random());
         let saved = self.provider.snapshot_and_remove(id, &kept, SnapshotKind::Pause).await;
-        saved.map_err(|error| {
-            let doing = format!("cannot save the disk of {id}; nothing was restored");
-            SandboxError::failed(doing, error)
+        saved.map_err(|error| match error {
+            SandboxError::Failed { hint, source, .. } => SandboxError::Failed {
+                doing: format!("cannot save the disk of {id}; nothing was restored"),
+                hint,
+                source,
+            },
+            other => other,
         })?;
         let spec = SandboxSpec::copy_of(before, snapshot);
         let started = async {

@@ -23,7 +23,7 @@ use tokio::sync::Semaphore;
 pub use admission::Limits;
 pub(crate) use ephemeral_guard::EphemeralGuard;
 pub use error::{MissingObject, SandboxError};
-pub use exec::{CommandHandle, ExecLines};
+pub use exec::{CommandHandle, ExecLines, check_command};
 pub use files::{FileDownload, PathContent};
 pub use handle::{CommandDefaults, SandboxHandle, UseGuard};
 pub use host::{Archive, Host, ImageLines, Images, ImportImage, StandbyCounts};

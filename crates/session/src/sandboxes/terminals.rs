@@ -34,9 +34,8 @@ impl SandboxHandle {
         };
         let mut command = self.command(argv, request.cwd, request.user);
         command.terminal = Some(request.terminal);
-        let (exec, input) = self.bridge.exec_piped(command, true).await?;
-        let input = input.expect("a command opened with stdin has it");
-        let exec = Some(exec);
-        Ok((CommandHandle { handle: self, exec, detach: false, code_file: None }, input))
+        let mut running = CommandHandle::new(self, false);
+        let input = running.run(command, true).await?;
+        Ok((running, input.expect("a command opened with stdin has it")))
     }
 }

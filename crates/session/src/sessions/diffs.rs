@@ -18,7 +18,7 @@ use crate::{
     ephemeral::{EphemeralError, EphemeralSandbox},
     error::SessionError,
     error_chain::error_chain,
-    sandboxes::{DiffBase, StartFrom},
+    sandboxes::{DiffBase, SandboxError, StartFrom},
     trees::{self, Diff, TreeError},
 };
 
@@ -373,7 +373,7 @@ fn failed(error: TreeError) -> SessionError {
 
 fn not_started(error: EphemeralError) -> SessionError {
     match error {
-        EphemeralError::Sandbox(error) => error.into(),
+        EphemeralError::Sandbox(error) if !matches!(error, SandboxError::Bridge(_)) => error.into(),
         other => SessionError::conflict(
             "diff_failed",
             error_chain(&other),

@@ -53,6 +53,7 @@ impl Sessions {
     ) -> Result<(SessionRecord, ForkPoint), SessionError> {
         let store = &self.shared.store;
         let source = store.session_get(session).await?;
+        self.shared.check_provider(&source.session)?;
         let (turns, snapshots) =
             (store.turn_list(session).await?, store.snapshot_list(session).await?);
         let point = fork_point(&source.session, &turns, &snapshots, turn)?;

@@ -35,6 +35,9 @@ async fn session_of_another_provider_is_left_alone() {
     let own = std::mem::replace(&mut harness.fake, Fake::named("other"));
     let sessions = harness.serve().await;
     assert_eq!(sessions.resume(&id).await.unwrap_err().code(), "other_provider");
+    let refused = sessions.fork(&id, ForkSession::default(), ada()).await.unwrap_err();
+    assert_eq!(refused.code(), "other_provider");
+    assert_eq!(sessions.list(None, 10).await.unwrap().items.len(), 1, "no fork was made");
     assert!(sessions.snapshots(&id).await.unwrap().iter().all(|snapshot| !snapshot.gone));
     sessions.close().await;
     harness.fake = own;

@@ -254,3 +254,22 @@ async fn removed_sandbox_ends_its_commands() {
         |line: &ExecLine| matches!(line, ExecLine::Failed { code, .. } if code == "sandbox_ended");
     assert!(lines.last().is_some_and(ended), "{lines:?}");
 }
+
+#[tokio::test]
+async fn refused_commands_leave_no_one_shot_sandbox() {
+    let harness = limited(1, None).await;
+    let (_sessions, sandboxes) = serve(&harness).await;
+    let unknown = ExecRequest { argv: vec!["nope".into()], ..ExecRequest::default() };
+    for _ in 0..3 {
+        let lines = sandboxes.exec_once(&by("a"), unknown.clone(), None).await.unwrap();
+        let lines: Vec<_> = lines.collect().await;
+        assert!(matches!(lines.last(), Some(ExecLine::Failed { .. })), "{lines:?}");
+        assert!(harness.fake.sandboxes().is_empty(), "removed before the stream ends");
+    }
+    let detached = ExecRequest { detach: true, ..unknown.clone() };
+    let garbled = ExecRequest { stdin: Some("?".into()), ..unknown };
+    for invalid in [detached, garbled] {
+        assert!(sandboxes.exec_once(&by("a"), invalid, None).await.is_err());
+    }
+    assert_eq!(harness.fake.created().len(), 3, "an invalid command starts no sandbox");
+}

@@ -118,6 +118,10 @@ impl Git<'_> {
         let workspace = self.sandbox.workspace();
         let folder = format!("{workspace}/{}", checkout.folder);
         let exists = std::path::Path::new(&folder).join(".git").exists();
+        // Only before the first turn: later the agent may have changed it, and must get its disk.
+        if exists && checkout.clone_missing {
+            self.check_origin(&folder, &checkout.remote).await?;
+        }
         if start == BootStart::Restore && (exists || !checkout.clone_missing) {
             return Ok(match self.fetch(&folder, checkout).await {
                 Ok(()) => Synced::UpToDate,
@@ -173,13 +177,21 @@ impl Git<'_> {
         Ok(())
     }
 
-    async fn set_origin(&self, folder: &str, remote: &str) -> Result<(), String> {
-        let verb = match self.last_line(folder, &["remote", "get-url", "origin"]).await {
-            Some(origin) if origin == remote => return Ok(()),
-            // A disk of another session may hold a repository of the same name and another owner.
-            Some(origin) if is_at_door(&origin) && is_at_door(remote) => {
-                return Err(format!("{folder} is a checkout of {origin}, not of {remote}"));
+    /// The origin of a checkout. Refuses another owner's repository of the same name, which the
+    /// disk of another session may hold: work would reach the wrong one.
+    async fn check_origin(&self, folder: &str, remote: &str) -> Result<Option<String>, String> {
+        let origin = self.last_line(folder, &["remote", "get-url", "origin"]).await;
+        match &origin {
+            Some(origin) if origin != remote && is_at_door(origin) && is_at_door(remote) => {
+                Err(format!("{folder} is a checkout of {origin}, not of {remote}"))
             }
+            _ => Ok(origin),
+        }
+    }
+
+    async fn set_origin(&self, folder: &str, remote: &str) -> Result<(), String> {
+        let verb = match self.check_origin(folder, remote).await? {
+            Some(origin) if origin == remote => return Ok(()),
             Some(_) => "set-url",
             // A repository created inside has no remote yet.
             None => "add",

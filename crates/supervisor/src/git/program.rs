@@ -56,7 +56,8 @@ fn run(checkout: &str, job: &str) -> Result<(), JobError> {
         Job::Save { against } => {
             let (tree, stat) = trees.save(against.as_deref())?;
             let line = serde_json::to_string(&Reply::SavedTree { tree, stat });
-            println!("{}", line.map_err(|error| JobError::io("print the tree", error))?);
+            // On a line of its own, whatever the repository's filters have printed.
+            println!("\n{}", line.map_err(|error| JobError::io("print the tree", error))?);
             Ok(())
         }
         Job::Query(GitQuery::Diff { base, prefixed }) => trees.diff(&base, &prefix(prefixed)),

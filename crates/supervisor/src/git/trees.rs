@@ -131,8 +131,9 @@ impl CheckoutTrees {
     pub(super) fn diff(&self, base: &str, prefix: &str) -> Result<(), JobError> {
         self.remove_stale_indexes();
         let index = PrivateIndex::copy(&self.index, &self.store)?;
-        let mut add = self.git_with(&index, &["add", "-A", "-N", "."]);
-        succeed(add.stdout(Stdio::null()))?;
+        let mut add = self.git_with(&index, &["add", "-A", "-N", "--ignore-errors", "."]);
+        // A file that cannot be added, such as a repository without a commit, is left out.
+        let _ = succeed(add.stdout(Stdio::null()).stderr(Stdio::null()));
         succeed(self.git_with(&index, &DIFF).args(prefixes(prefix)).args([base, "--"]))
     }
 

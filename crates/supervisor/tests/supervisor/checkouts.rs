@@ -149,6 +149,22 @@ fn checkout_of_another_owner_keeps_its_origin() {
 }
 
 #[test]
+fn new_session_refuses_checkout_of_another_owner() {
+    let sandbox = Sandbox::start();
+    let mut restore = two_checkouts(&sandbox, BootStart::Restore);
+    restore.repositories.truncate(1);
+    restore.repositories[0].clone_missing = true;
+    restore.repositories[0].remote = "http://git.harvest.internal/acme/shop.git".to_owned();
+    let shop = sandbox.at("workspace/shop");
+    fs::create_dir_all(&shop).unwrap();
+    git(&shop, &["init", "-q"]);
+    git(&shop, &["remote", "add", "origin", "http://git.harvest.internal/other/shop.git"]);
+    let mut owner = sandbox.owner(1, 0);
+    owner.request(|id| ToSupervisor::Boot { id, boot: Box::new(restore) }).unwrap();
+    owner.phase(BootPhase::Sync, PhaseStatus::Failed);
+}
+
+#[test]
 fn workspace_is_empty_without_repositories() {
     let sandbox = Sandbox::start();
     let boot_request =

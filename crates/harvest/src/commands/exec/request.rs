@@ -8,7 +8,7 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use futures_util::{StreamExt, stream};
 use harvest_engine::supervisor_client::Output;
 use harvest_proto::{
-    SandboxId,
+    SandboxId, SessionId,
     api::{CreateSandbox, ExecLine, ExecRequest, SandboxLimits},
 };
 use harvest_server::in_process::{ByteStream, RequestBody};
@@ -67,16 +67,16 @@ async fn exec(ctx: &Invocation, backend: &Backend, args: ExecArgs, sink: OutputS
         let hint = "omit the sandbox or session to use a fresh sandbox";
         bail!(Advice::new("limits and volumes of an existing sandbox cannot be changed", hint));
     }
-    let (path, sandbox) = match (target.as_deref(), backend) {
+    let (path, sandbox, session) = match (target.as_deref(), backend) {
         (Some(session), Backend::Remote { client, .. }) if is_session(session) => {
             let id = resolve::session(client, session).await?;
-            (format!("/v1/sessions/{id}/exec"), client.session(&id).await?.sandbox)
+            (format!("/v1/sessions/{id}/exec"), None, Some((client, id)))
         }
         (Some(typed), _) => {
             let id = resolve::sandbox(backend, typed).await?;
-            (format!("/v1/sandboxes/{id}/exec"), Some(id))
+            (format!("/v1/sandboxes/{id}/exec"), Some(id), None)
         }
-        (None, _) => ("/v1/exec".to_owned(), None),
+        (None, _) => ("/v1/exec".to_owned(), None, None),
     };
     let sandbox_order = match target {
         Some(_) => None,
@@ -96,7 +96,7 @@ async fn exec(ctx: &Invocation, backend: &Backend, args: ExecArgs, sink: OutputS
         false => RequestBody::Json(command),
     };
     let lines = backend.lines(Method::POST, &path, sent).await?;
-    RunningCommand { ctx, lines, sink, sandbox, began }.finish().await
+    RunningCommand { ctx, lines, sink, sandbox, session, began }.finish().await
 }
 
 /// Waits for a signal to exit; returns the exit code.
@@ -143,6 +143,8 @@ struct RunningCommand<'a> {
     lines: Lines,
     sink: OutputSink,
     sandbox: Option<SandboxId>,
+    /// The session whose sandbox runs the command; only afterwards it is known which one that was.
+    session: Option<(&'a Client, SessionId)>,
     began: Instant,
 }
 
@@ -156,6 +158,9 @@ impl RunningCommand<'_> {
                 break outcome;
             }
         };
+        if let Some((client, id)) = &self.session {
+            self.sandbox = client.session(id).await.ok().and_then(|session| session.sandbox);
+        }
         let sandbox = self.sandbox.map(|sandbox| sandbox.to_string());
         let code = self.sink.finish(self.ctx.print, &outcome, sandbox.as_deref())?;
         // The response ends once a fresh sandbox is removed; later lines do not change the result.

@@ -104,7 +104,7 @@ async fn sandbox_exec(
     Path(sandbox): Path<SandboxId>,
     command: CommandWithInput,
 ) -> Result<Response, ApiError> {
-    command.validate()?;
+    command.validate(false)?;
     let handle = state.sandboxes.standalone_handle(&sandbox).await?;
     command.run(handle, state.shutdown).await
 }
@@ -138,7 +138,7 @@ async fn exec_once(
     RequestedBy(requester): RequestedBy,
     command: CommandWithInput,
 ) -> Result<Response, ApiError> {
-    command.validate()?;
+    command.validate(true)?;
     let CommandWithInput { command, input } = command;
     let has_input = input.is_some();
     let lines = state.sandboxes.exec_once(&requester, command, input).await?;
