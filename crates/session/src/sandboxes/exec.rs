@@ -304,6 +304,9 @@ fn lines(running: CommandHandle, input: Option<InputTask>, last: Option<ExecLine
         let (mut running, mut input, mut last, ended) = state?;
         if ended {
             running.clean_up().await;
+            if let Some(input) = input {
+                input.drain().await;
+            }
             return None;
         }
         let (line, ended) = match last.take() {
