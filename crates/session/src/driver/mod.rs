@@ -3,6 +3,7 @@
 //! sandbox starts or is saved: long effects run in tasks of their own and report back.
 
 mod blobs;
+mod commit;
 mod connection;
 mod effects;
 mod freezer;
@@ -20,7 +21,7 @@ use std::{
 
 use harvest_gateway::{DoorListener, ledger::DoorPolicy};
 use harvest_proto::{
-    Event, PromptId, RepositoryName, SandboxId, SessionId, SnapshotId, TurnId,
+    PromptId, RepositoryName, SandboxId, SessionId, SnapshotId, TurnId,
     api::{Prompt, SessionState},
     bridge::BootStart,
 };
@@ -37,7 +38,6 @@ use crate::{
         Action, Activity, Decision, Input, SandboxState, State, StepContext, decide, restart,
     },
     error::SessionError,
-    error_chain::error_chain,
     sandboxes::SandboxError,
     sandboxes::admission::Notice,
     wall_clock::now,
@@ -47,7 +47,6 @@ pub(crate) use handle::{BusyGuard, Command, DriverHandle, PromptCommand, Reply};
 pub(crate) use writes::{created, event};
 
 use connection::Connection;
-use preconditions::check_preconditions;
 
 /// The title of a session before its first prompt.
 pub(crate) const UNTITLED: &str = "untitled";
@@ -305,24 +304,6 @@ impl Driver {
         flow
     }
 
-    /// Decides and commits for a caller that waits for the outcome: the commit is tried once.
-    async fn commit_once(
-        &mut self,
-        input: Input,
-        writes: Vec<Write>,
-    ) -> Result<(Decision, Vec<Arc<Event>>), SessionError> {
-        check_preconditions(&self.state, &input)?;
-        let decision = self.decide(input);
-        match self.commit(&decision, writes).await {
-            Ok(events) => Ok((decision, events)),
-            Err(error) => {
-                // Releases a slot that was claimed for this decision.
-                self.report_slot(false);
-                Err(error.into())
-            }
-        }
-    }
-
     async fn on_report(&mut self, report: TaskReport) -> ControlFlow {
         match report {
             TaskReport::Input(input, writes) => {
@@ -399,93 +380,6 @@ impl Driver {
     async fn input(&mut self, input: Input) -> ControlFlow {
         let decision = self.decide(input);
         self.commit_with_retry(decision, Vec::new()).await
-    }
-
-    /// Commits until it succeeds: no caller waits who could be told of a failure. While the disk is
-    /// full the session stops here, and no effect runs that is not written.
-    async fn commit_with_retry(&mut self, decision: Decision, writes: Vec<Write>) -> ControlFlow {
-        self.commit_until_stored(&decision, writes).await?;
-        self.run_effects(decision).await
-    }
-
-    /// Returns `false` when the writes skip an event of the sandbox's outbox: nothing is stored.
-    async fn commit_until_stored(
-        &mut self,
-        decision: &Decision,
-        writes: Vec<Write>,
-    ) -> Result<bool, DriverExit> {
-        let mut wait = Duration::from_millis(50);
-        loop {
-            match self.commit(decision, writes.clone()).await {
-                Ok(_) => return Ok(true),
-                Err(StoreError::OutboxGap { .. }) => return Ok(false),
-                Err(StoreError::LeaseLost | StoreError::Closed) => return Err(DriverExit),
-                Err(StoreError::NotFound { what }) => {
-                    tracing::error!(session = %self.id(), what, "the store does not know what a session refers to");
-                    return Err(DriverExit);
-                }
-                Err(error) => {
-                    tracing::error!(session = %self.id(), %error, "cannot write a session; retrying");
-                    self.back_off(&mut wait, &error).await;
-                }
-            }
-        }
-    }
-
-    /// Waits before the next attempt. Commands that arrive meanwhile fail at once with the reason.
-    async fn back_off(&mut self, wait: &mut Duration, error: &StoreError) {
-        let until = tokio::time::Instant::now() + *wait;
-        *wait = (*wait * 2).min(Duration::from_secs(10));
-        while let Ok(Some(command)) = tokio::time::timeout_at(until, self.commands.recv()).await {
-            let reason = match error {
-                StoreError::Commit { reason } => reason.clone(),
-                other => error_chain(other),
-            };
-            let refused = || SessionError::from(StoreError::Commit { reason: reason.clone() });
-            match command {
-                Command::Prompt(command) => {
-                    let _ = command.reply.send(Err(refused()));
-                }
-                Command::Apply { reply, .. } | Command::Delete { reply } => {
-                    let _ = reply.send(Err(refused()));
-                }
-                Command::Bridge { reply } => {
-                    let _ = reply.send(None);
-                }
-                Command::UseBegan | Command::UseEnded => {}
-            }
-        }
-        tokio::time::sleep_until(until).await;
-    }
-
-    /// Writes the state and the persisted actions in one transaction; returns its events.
-    async fn commit(
-        &mut self,
-        decision: &Decision,
-        mut writes: Vec<Write>,
-    ) -> Result<Vec<Arc<Event>>, StoreError> {
-        let at = now();
-        for action in &decision.actions {
-            writes::push(action, at, &mut writes);
-        }
-        let json =
-            serde_json::to_string(&decision.state).expect("a state holds only maps with text keys");
-        if json != self.stored_state {
-            writes.push(writes::state(&decision.state, json.clone()));
-        }
-        if decision.state.position() != self.state.position() {
-            writes.push(Write::Position(decision.state.position()));
-        }
-        let mut events = Vec::new();
-        if !writes.is_empty() {
-            let (store, lease) = (&self.shared.store, self.shared.lease);
-            events = store.session_commit(self.id(), lease, at, writes).await?.events;
-        }
-        self.stored_state = json;
-        self.state = decision.state.clone();
-        self.view.send_replace(self.state.clone());
-        self.report_slot(false);
-        Ok(events)
     }
 
     async fn run_effects(&mut self, decision: Decision) -> ControlFlow {

@@ -1,0 +1,125 @@
+//! Writes decisions: once for a caller that waits for the outcome, otherwise until it succeeds.
+
+use std::{sync::Arc, time::Duration};
+
+use harvest_proto::Event;
+use harvest_store::{StoreError, Write};
+
+use super::{Command, ControlFlow, Driver, DriverExit, preconditions::check_preconditions, writes};
+use crate::{
+    decide::{Decision, Input},
+    error::SessionError,
+    error_chain::error_chain,
+    wall_clock::now,
+};
+
+impl Driver {
+    /// Decides and commits for a caller that waits for the outcome: the commit is tried once.
+    pub(super) async fn commit_once(
+        &mut self,
+        input: Input,
+        writes: Vec<Write>,
+    ) -> Result<(Decision, Vec<Arc<Event>>), SessionError> {
+        check_preconditions(&self.state, &input)?;
+        let decision = self.decide(input);
+        match self.commit(&decision, writes).await {
+            Ok(events) => Ok((decision, events)),
+            Err(error) => {
+                // Releases a slot that was claimed for this decision.
+                self.report_slot(false);
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Commits until it succeeds: no caller waits who could be told of a failure. While the disk is
+    /// full the session stops here, and no effect runs that is not written.
+    pub(super) async fn commit_with_retry(
+        &mut self,
+        decision: Decision,
+        writes: Vec<Write>,
+    ) -> ControlFlow {
+        self.commit_until_stored(&decision, writes).await?;
+        self.run_effects(decision).await
+    }
+
+    /// Returns `false` when the writes skip an event of the sandbox's outbox: nothing is stored.
+    pub(super) async fn commit_until_stored(
+        &mut self,
+        decision: &Decision,
+        writes: Vec<Write>,
+    ) -> Result<bool, DriverExit> {
+        let mut wait = Duration::from_millis(50);
+        loop {
+            match self.commit(decision, writes.clone()).await {
+                Ok(_) => return Ok(true),
+                Err(StoreError::OutboxGap { .. }) => return Ok(false),
+                Err(StoreError::LeaseLost | StoreError::Closed) => return Err(DriverExit),
+                Err(StoreError::NotFound { what }) => {
+                    tracing::error!(session = %self.id(), what, "the store does not know what a session refers to");
+                    return Err(DriverExit);
+                }
+                Err(error) => {
+                    tracing::error!(session = %self.id(), %error, "cannot write a session; retrying");
+                    self.back_off(&mut wait, &error).await;
+                }
+            }
+        }
+    }
+
+    /// Waits before the next attempt. Commands that arrive meanwhile fail at once with the reason.
+    async fn back_off(&mut self, wait: &mut Duration, error: &StoreError) {
+        let until = tokio::time::Instant::now() + *wait;
+        *wait = (*wait * 2).min(Duration::from_secs(10));
+        while let Ok(Some(command)) = tokio::time::timeout_at(until, self.commands.recv()).await {
+            let reason = match error {
+                StoreError::Commit { reason } => reason.clone(),
+                other => error_chain(other),
+            };
+            let refused = || SessionError::from(StoreError::Commit { reason: reason.clone() });
+            match command {
+                Command::Prompt(command) => {
+                    let _ = command.reply.send(Err(refused()));
+                }
+                Command::Apply { reply, .. } | Command::Delete { reply } => {
+                    let _ = reply.send(Err(refused()));
+                }
+                Command::Bridge { reply } => {
+                    let _ = reply.send(None);
+                }
+                Command::UseBegan | Command::UseEnded => {}
+            }
+        }
+        tokio::time::sleep_until(until).await;
+    }
+
+    /// Writes the state and the persisted actions in one transaction; returns its events.
+    async fn commit(
+        &mut self,
+        decision: &Decision,
+        mut writes: Vec<Write>,
+    ) -> Result<Vec<Arc<Event>>, StoreError> {
+        let at = now();
+        for action in &decision.actions {
+            writes::push(action, at, &mut writes);
+        }
+        let json =
+            serde_json::to_string(&decision.state).expect("a state holds only maps with text keys");
+        if json != self.stored_state {
+            writes.push(writes::state(&decision.state, json.clone()));
+        }
+        if decision.state.position() != self.state.position() {
+            writes.push(Write::Position(decision.state.position()));
+        }
+        let mut events = Vec::new();
+        if !writes.is_empty() {
+            let (store, lease) = (&self.shared.store, self.shared.lease);
+            events = store.session_commit(self.id(), lease, at, writes).await?.events;
+        }
+        self.stored_state = json;
+        self.state = decision.state.clone();
+        self.view.send_replace(self.state.clone());
+        self.report_slot(false);
+        Ok(events)
+    }
+}
