@@ -28,6 +28,7 @@ mod resolve;
 mod sanitize;
 mod server_process;
 mod socket;
+mod style;
 mod supervisor;
 
 use std::process::ExitCode;

@@ -18,6 +18,7 @@ use crate::{
     cli::GlobalFlags,
     config::Env,
     sanitize::{sanitize, sanitize_json, sanitize_line},
+    style::{self, Palette},
 };
 
 /// An error with a hint for the user.
@@ -57,19 +58,25 @@ pub(crate) struct Printer {
     pub(crate) json: bool,
     pub(crate) verbose: bool,
     quiet: bool,
-    color_stdout: bool,
-    color_stderr: bool,
+    /// The styles of results.
+    pub(crate) stdout: Palette,
+    /// The styles of everything else.
+    pub(crate) stderr: Palette,
+    /// Whether stderr is a terminal with a cursor that can be moved.
+    live: bool,
 }
 
 impl Printer {
     pub(crate) fn new(flags: &GlobalFlags, env: Env) -> Self {
-        let color = env("NO_COLOR").is_none() && !flags.json;
+        let capable = !flags.json && style::is_capable(env);
+        let stderr_capable = capable && io::stderr().is_terminal();
         Self {
             json: flags.json,
             verbose: flags.verbose,
             quiet: flags.quiet,
-            color_stdout: color && io::stdout().is_terminal(),
-            color_stderr: color && io::stderr().is_terminal(),
+            stdout: Palette::new(capable && io::stdout().is_terminal(), env),
+            stderr: Palette::new(stderr_capable, env),
+            live: stderr_capable && !flags.quiet,
         }
     }
 
@@ -78,17 +85,17 @@ impl Printer {
         write_out(&sanitize(text))
     }
 
+    /// Prints a result that was sanitized before it was styled.
+    pub(crate) fn styled_out(&self, text: &str) -> Result<()> {
+        write_out(text)
+    }
+
     /// Prints a result unchanged, except to a terminal, where it is sanitized.
     pub(crate) fn verbatim(&self, text: &str) -> Result<()> {
         match io::stdout().is_terminal() {
             true => self.out(text),
             false => write_out(text),
         }
-    }
-
-    /// Prints a result after a coloured mark.
-    pub(crate) fn marked_out(&self, mark: &str, color: &str, text: &str) -> Result<()> {
-        write_out(&(paint(self.color_stdout, mark, color) + &sanitize(text)))
     }
 
     /// Prints a result as one JSON document, or as text.
@@ -125,22 +132,27 @@ impl Printer {
 
     /// Prints a message to stderr.
     pub(crate) fn note(&self, text: impl AsRef<str>) {
-        self.write_stderr(format!("{}\n", sanitize(text.as_ref())));
+        self.styled_note(&sanitize(text.as_ref()));
+    }
+
+    /// Prints a message that was sanitized before it was styled.
+    pub(crate) fn styled_note(&self, text: &str) {
+        self.write_stderr(format!("{text}\n"));
     }
 
     /// Prints a warning, also with `--json`.
     pub(crate) fn warn(&self, text: impl AsRef<str>) {
-        Self { json: false, ..*self }.marked("warning:", "33", &format!(" {}", text.as_ref()));
+        Self { json: false, ..*self }.marked(&self.stderr.warn("warning:"), text.as_ref());
     }
 
-    /// Prints a message after a coloured mark.
-    pub(crate) fn marked(&self, mark: &str, color: &str, text: &str) {
-        self.write_stderr(format!("{}{}\n", paint(self.color_stderr, mark, color), sanitize(text)));
+    /// Prints a message after a styled mark.
+    fn marked(&self, mark: &str, text: &str) {
+        self.styled_note(&format!("{mark} {}", sanitize(text)));
     }
 
     /// Prints a suggested next command.
     pub(crate) fn hint(&self, text: impl AsRef<str>) {
-        self.marked("hint:", "36", &format!(" {}", text.as_ref()));
+        self.marked(&self.stderr.info("hint:"), text.as_ref());
     }
 
     /// Prints a prompt for input, whatever the flags say and without a line end.
@@ -151,7 +163,7 @@ impl Printer {
     /// Whether progress is shown: only on a terminal and without `--quiet`, `--json` and
     /// `--verbose`.
     pub(crate) fn shows_progress(&self) -> bool {
-        !self.quiet && !self.json && !self.verbose && io::stderr().is_terminal()
+        self.live && !self.verbose
     }
 
     /// Replaces the progress line; an empty text removes it.
@@ -171,11 +183,7 @@ impl Printer {
 
     /// Prints an error with its causes and its hint, whatever the flags say.
     pub(crate) fn error(&self, error: &anyhow::Error) {
-        let mut text = format!(
-            "{} {}\n",
-            paint(self.color_stderr, "error:", "31"),
-            sanitize(&error.to_string())
-        );
+        let mut text = format!("{} {}\n", self.stderr.fail("error:"), sanitize(&error.to_string()));
         let mut last = error.to_string();
         for cause in error.chain().skip(1).map(ToString::to_string) {
             // Some libraries repeat the source in their own message.
@@ -185,7 +193,7 @@ impl Printer {
             }
         }
         if let Some(hint) = hint_of(error) {
-            text += &format!("{} {}\n", paint(self.color_stderr, "hint:", "36"), sanitize(&hint));
+            text += &format!("{} {}\n", self.stderr.info("hint:"), sanitize(&hint));
         }
         let _ = io::stderr().lock().write_all(text.as_bytes());
     }
@@ -203,13 +211,6 @@ fn write_out(text: &str) -> Result<()> {
 pub(crate) fn write_bytes(bytes: &[u8]) -> Result<()> {
     let mut out = io::stdout().lock();
     Ok(out.write_all(bytes).and_then(|()| out.flush()).map_err(StdoutError)?)
-}
-
-fn paint(colors: bool, text: &str, color: &str) -> String {
-    match colors {
-        true => format!("\x1b[{color}m{text}\x1b[0m"),
-        false => text.to_owned(),
-    }
 }
 
 /// The width of the terminal, or 100 without one.

@@ -1,8 +1,8 @@
 //! Renders events as text for people. Pure: one event in, pieces of text out.
 //!
 //! The agent's text comes as [`Piece::Text`] while it streams; everything else is a
-//! [`Piece::Line`]. The caller decides where each goes. Events contain untrusted text, so no piece
-//! contains an escape sequence.
+//! [`Piece::Line`]. The caller decides where each goes. Events contain untrusted text, so the only
+//! escape sequences in a piece are the styles of its first words.
 
 use std::collections::{HashMap, HashSet};
 
@@ -17,6 +17,7 @@ use serde_json::Value;
 use crate::{
     printer::human_millis,
     sanitize::{sanitize, sanitize_line},
+    style::Palette,
 };
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,6 +32,8 @@ pub(crate) enum Piece {
 #[derive(Debug, Default)]
 pub(crate) struct Renderer {
     verbose: bool,
+    /// The styles of lines.
+    style: Palette,
     /// Columns of the terminal; longer tool lines are truncated.
     width: usize,
     /// Whether the agent's text ends in the middle of a line.
@@ -46,8 +49,8 @@ pub(crate) struct Renderer {
 }
 
 impl Renderer {
-    pub(crate) fn new(verbose: bool, width: usize) -> Self {
-        Self { verbose, width, ..Self::default() }
+    pub(crate) fn new(verbose: bool, width: usize, style: Palette) -> Self {
+        Self { verbose, width, style, ..Self::default() }
     }
 
     pub(crate) fn session(&mut self, session: &Session) {
@@ -60,8 +63,11 @@ impl Renderer {
             self.mid_line = !text.ends_with('\n') && (self.mid_line || !text.is_empty());
             return vec![Piece::Text(text)];
         }
-        let lines: Vec<String> =
+        let mut lines: Vec<String> =
             self.lines(event).iter().flat_map(|line| indent_continuation(line)).collect();
+        if let Some(first) = lines.first_mut() {
+            *first = highlight(self.style, &event.body, first);
+        }
         let mut pieces = Vec::new();
         if !lines.is_empty() && std::mem::take(&mut self.mid_line) {
             pieces.push(Piece::Text("\n".into()));
@@ -341,6 +347,41 @@ fn tool(name: &str, input: &Value) -> String {
         Some(argument) => sanitize_line(&format!("{name} {argument}")),
         None => sanitize_line(name),
     }
+}
+
+/// Styles the words at the start of a line that tell how something went.
+fn highlight(style: Palette, body: &EventBody, line: &str) -> String {
+    let (words, paint): (&str, fn(Palette, &str) -> String) = match body {
+        EventBody::TurnStarted { .. } => (line, Palette::bold),
+        EventBody::ToolEnded { ok: true, .. } => ("  ✓", Palette::ok),
+        EventBody::ToolEnded { ok: false, .. } => ("  ✗", Palette::fail),
+        EventBody::TurnEnded { outcome: TurnOutcome::Completed, .. } => ("Completed", Palette::ok),
+        EventBody::TurnEnded { outcome: TurnOutcome::Failed, .. } => ("Failed", Palette::fail),
+        EventBody::TurnEnded { .. } => (first_word(line), Palette::warn),
+        EventBody::Evidence(evidence) => match evidence.outcome {
+            CheckOutcome::Passed => ("Check passed", Palette::ok),
+            CheckOutcome::Failed => ("Check failed", Palette::fail),
+            CheckOutcome::NoneDeclared => ("Not checked", Palette::warn),
+        },
+        EventBody::StateChanged { state: SessionState::Failed, .. } => ("Failed", Palette::fail),
+        EventBody::BootPhase { status: PhaseStatus::Failed, .. }
+        | EventBody::AgentExited { .. } => (line, Palette::fail),
+        EventBody::RequestOpened { .. } => (line, Palette::bold),
+        EventBody::Warning { .. } => ("warning:", Palette::warn),
+        EventBody::EgressRefused { .. } | EventBody::PushRefused { .. } => {
+            ("Refused", Palette::warn)
+        }
+        EventBody::SandboxStarted { .. } | EventBody::BootPhase { .. } => (line, Palette::dim),
+        _ => return line.to_owned(),
+    };
+    match line.strip_prefix(words) {
+        Some(rest) => paint(style, words) + rest,
+        None => line.to_owned(),
+    }
+}
+
+fn first_word(line: &str) -> &str {
+    line.split(' ').next().unwrap_or("")
 }
 
 /// Splits text into lines and indents all but the first, so that untrusted text cannot imitate

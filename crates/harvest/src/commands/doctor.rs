@@ -4,7 +4,7 @@ use anyhow::Result;
 use harvest_proto::api::{Finding, FindingLevel as Level};
 
 use super::FAILED;
-use crate::{Invocation, doctor::findings};
+use crate::{Invocation, doctor::findings, sanitize::sanitize, style::Palette};
 
 pub(crate) fn run(ctx: &Invocation) -> Result<u8> {
     let findings = findings(&ctx.config);
@@ -12,8 +12,7 @@ pub(crate) fn run(ctx: &Invocation) -> Result<u8> {
         ctx.print.document(&findings)?;
     } else {
         for finding in &findings {
-            let (mark, color, rest) = line(finding);
-            ctx.print.marked_out(&mark, color, &(rest + "\n"))?;
+            ctx.print.styled_out(&(line(ctx.print.stdout, finding) + "\n"))?;
         }
     }
     let failed = findings.iter().filter(|finding| finding.level == Level::Fail).count();
@@ -25,13 +24,13 @@ pub(crate) fn run(ctx: &Invocation) -> Result<u8> {
     Ok(0)
 }
 
-/// `ok    kernel                        Linux 6.12` as mark, colour and rest.
-pub(crate) fn line(finding: &Finding) -> (String, &'static str, String) {
-    let (mark, color) = match finding.level {
-        Level::Ok => ("ok", "32"),
-        Level::Warn => ("warn", "33"),
-        Level::Fail => ("fail", "31"),
+/// `ok    kernel                        Linux 6.12`
+pub(crate) fn line(style: Palette, finding: &Finding) -> String {
+    let mark = match finding.level {
+        Level::Ok => style.ok("ok  "),
+        Level::Warn => style.warn("warn"),
+        Level::Fail => style.fail("fail"),
     };
     let fix = finding.fix.as_ref().map_or_else(String::new, |fix| format!("\n      fix: {fix}"));
-    (format!("{mark:<4}"), color, format!("  {:<28}  {}{fix}", finding.id, finding.found))
+    mark + &sanitize(&format!("  {:<28}  {}{fix}", finding.id, finding.found))
 }

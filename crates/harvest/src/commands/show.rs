@@ -5,19 +5,22 @@ use harvest_proto::api::{Session, SessionRepository, Turn};
 use serde_json::json;
 
 use super::turns;
-use crate::{Invocation, cli::SessionArg, render::truncate};
+use crate::{Invocation, cli::SessionArg, render::truncate, sanitize::sanitize, style::Palette};
 
 pub(crate) async fn run(ctx: &Invocation, args: &SessionArg) -> Result<u8> {
     let (client, id) = ctx.session(&args.session).await?;
     let session = client.session(&id).await?;
     let turns = client.turns(&id).await?;
     let document = json!({ "session": session, "turns": turns });
-    ctx.print.result(&document, |_| text(&session, &turns))?;
+    match ctx.print.json {
+        true => ctx.print.document(&document)?,
+        false => ctx.print.styled_out(&text(ctx.print.stdout, &session, &turns))?,
+    }
     Ok(0)
 }
 
 /// Formats a session as lines of `name  value`.
-pub(crate) fn text(session: &Session, turns: &[Turn]) -> String {
+fn text(style: Palette, session: &Session, turns: &[Turn]) -> String {
     let usage = session.usage;
     let read = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens;
     let mut lines = vec![
@@ -55,8 +58,15 @@ pub(crate) fn text(session: &Session, turns: &[Turn]) -> String {
             Some(format!("#{} {} {}", pull_request.number, pull_request.state, pull_request.url)),
         );
     }
-    let lines = lines.iter().map(|(name, value)| format!("{name:<14}{value}\n"));
-    lines.chain(turns.iter().map(turn_line)).collect()
+    let lines = lines.iter().map(|(name, value)| {
+        let value = sanitize(value);
+        let value = match (*name, value.split_once(' ')) {
+            ("state", Some((state, reason))) => format!("{} {reason}", style.state(state)),
+            _ => value,
+        };
+        format!("{}{value}\n", style.dim(&format!("{name:<14}")))
+    });
+    lines.chain(turns.iter().map(|turn| turn_line(style, turn))).collect()
 }
 
 fn repository_line(repository: &SessionRepository) -> String {
@@ -64,9 +74,10 @@ fn repository_line(repository: &SessionRepository) -> String {
     format!("{}{base} {}", repository.name, repository.url)
 }
 
-fn turn_line(turn: &Turn) -> String {
-    let outcome = turns::outcome(turn);
+fn turn_line(style: Palette, turn: &Turn) -> String {
+    let outcome = style.state(&turns::outcome(turn));
     let time = turns::took(turn).map_or_else(String::new, |time| format!(" in {time}"));
     let saved = turn.snapshot.as_ref().map(|snapshot| format!(", saved as {snapshot}"));
-    format!("turn {:<9}{outcome}{time}{}\n", turn.number, saved.unwrap_or_default())
+    let name = style.dim(&format!("turn {:<9}", turn.number));
+    format!("{name}{outcome}{time}{}\n", saved.unwrap_or_default())
 }

@@ -97,7 +97,8 @@ pub(crate) struct Screen<'a> {
 
 impl<'a> Screen<'a> {
     pub(crate) fn new(ctx: &'a Invocation, lines_are_results: bool) -> Self {
-        let renderer = Renderer::new(ctx.print.verbose, columns());
+        let style = if lines_are_results { ctx.print.stdout } else { ctx.print.stderr };
+        let renderer = Renderer::new(ctx.print.verbose, columns(), style);
         Self { ctx, renderer, lines_are_results }
     }
 
@@ -121,11 +122,13 @@ impl<'a> Screen<'a> {
     fn piece(&self, piece: Piece) -> Result<()> {
         match piece {
             Piece::Text(text) => self.ctx.print.out(&text),
-            Piece::Line(line) if self.lines_are_results => self.ctx.print.out(&(line + "\n")),
+            Piece::Line(line) if self.lines_are_results => {
+                self.ctx.print.styled_out(&(line + "\n"))
+            }
             Piece::Line(line) => {
                 // stdout and stderr may be the same terminal: keep the order.
                 std::io::stdout().flush()?;
-                self.ctx.print.note(line);
+                self.ctx.print.styled_note(&line);
                 Ok(())
             }
         }

@@ -68,7 +68,8 @@ impl Tour<'_> {
         self.step += 1;
         self.began = Instant::now();
         self.ctx.print.note("");
-        self.ctx.print.marked(&format!("[{}/{STEPS}]", self.step), "1", &format!(" {title}"));
+        let step = self.ctx.print.stderr.bold(&format!("[{}/{STEPS}]", self.step));
+        self.ctx.print.styled_note(&format!("{step} {title}"));
     }
 
     /// Prints the result of a step with its duration.
@@ -80,8 +81,7 @@ impl Tour<'_> {
         self.begin("Checking this machine");
         let checks = doctor::findings(&self.ctx.config.at(self.server.home()));
         for check in checks.iter().filter(|check| check.level != Level::Ok) {
-            let (mark, color, rest) = commands::check_line(check);
-            self.ctx.print.marked(&mark, color, &rest);
+            self.ctx.print.styled_note(&commands::check_line(self.ctx.print.stderr, check));
         }
         if checks.iter().any(|check| check.level == Level::Fail) {
             bail!(Advice::new(

@@ -5,7 +5,7 @@ use harvest_proto::{PromptId, SandboxId, SnapshotId};
 use serde_json::json;
 
 fn shown(bodies: Vec<EventBody>) -> String {
-    shown_by(Renderer::new(false, 100), bodies)
+    shown_by(Renderer::new(false, 100, Palette::default()), bodies)
 }
 
 fn shown_by(mut renderer: Renderer, bodies: Vec<EventBody>) -> String {
@@ -161,7 +161,8 @@ fn later_push_updates_the_pull_request() {
 
 #[test]
 fn lines_name_one_of_several_repositories() {
-    let renderer = Renderer { many_repositories: true, ..Renderer::new(false, 100) };
+    let renderer =
+        Renderer { many_repositories: true, ..Renderer::new(false, 100, Palette::default()) };
     let screen = shown_by(
         renderer,
         vec![opened("local/calc", 1, "u"), opened("local/lib", 1, "v"), evidence(true)],
@@ -175,7 +176,7 @@ fn lines_name_one_of_several_repositories() {
 
 #[test]
 fn full_tool_output_is_shown_on_request() {
-    let mut renderer = Renderer::new(false, 30);
+    let mut renderer = Renderer::new(false, 30, Palette::default());
     renderer.full = true;
     let output = ["x".repeat(40), "y".into()].join("\n\n");
     let bodies = vec![started("a", "Bash", json!({"command": "go"})), ended("a", true, &output)];
@@ -243,6 +244,22 @@ fn sandbox_start_is_shown_and_snapshot_only_verbose() {
     ];
     let started = format!("Started {sandbox} from calc in 4ms\n");
     assert_eq!(shown(bodies.clone()), started);
-    let verbose = shown_by(Renderer::new(true, 100), bodies);
+    let verbose = shown_by(Renderer::new(true, 100, Palette::default()), bodies);
     assert_eq!(verbose, format!("{started}Saved snapshot {snapshot} of the turn (3ms)\n"));
+}
+
+#[test]
+fn only_the_first_words_of_a_line_are_styled() {
+    let colored = Palette::new(true, &|_| None);
+    let renderer = || Renderer::new(false, 100, colored);
+    assert_eq!(
+        shown_by(renderer(), vec![evidence(false)]),
+        "\x1b[31mCheck failed\x1b[0m on 1c9e0d4 in a fresh sandbox: .harvest/check.sh \
+         (exit 1, 640ms)\n  | FAILED (failures=1)\n"
+    );
+    let nasty = EventBody::Warning { message: "\x1b[32mCheck passed\x1b[0m\nwarning: x".into() };
+    assert_eq!(
+        shown_by(renderer(), vec![nasty]),
+        "\x1b[33mwarning:\x1b[0m Check passed\n    warning: x\n"
+    );
 }
