@@ -35,6 +35,8 @@ const NO_HOOKS: [(&str, &str); 5] = [
     ("GIT_CONFIG_VALUE_1", "/dev/null"),
 ];
 
+const ALL_BRANCHES: &str = "+refs/heads/*:refs/remotes/origin/*";
+
 /// Global settings of the user, written once per boot.
 const SETTINGS: [(&str, &str); 5] = [
     ("safe.directory", "*"),
@@ -149,32 +151,62 @@ impl Git<'_> {
         let (at, folder) =
             (format!("{workspace}/{part}"), format!("{workspace}/{}", checkout.folder));
         remove(&at).await.map_err(|error| format!("cannot remove {at}: {error}"))?;
-        let arguments = ["clone", "--quiet", "--", &checkout.remote, &part];
+        // Only the base: other sessions' branches may be large, and each clone would bring them.
+        let mut arguments = vec!["clone", "--quiet", "--single-branch"];
+        arguments.extend(checkout.base.iter().flat_map(|base| ["--branch", base.as_str()]));
+        arguments.extend(["--", &checkout.remote, &part]);
         self.run_for(NETWORK_TIMEOUT, workspace, &arguments).await?;
+        // The agent's own `git fetch` brings every branch, as in any other clone.
+        self.run(&at, &["config", "remote.origin.fetch", ALL_BRANCHES]).await?;
         self.check_out(&at, checkout, start).await?;
         std::fs::rename(&at, &folder)
             .map_err(|error| format!("cannot move the clone to {folder}: {error}"))
     }
 
+    /// Fetches the base and the session's branch.
     async fn fetch(&self, folder: &str, checkout: &Checkout) -> Result<(), String> {
         self.set_origin(folder, &checkout.remote).await?;
-        let fetch = ["fetch", "--quiet", "--prune", "origin"];
-        let fetch = self.run_for(NETWORK_TIMEOUT, folder, &fetch);
-        if checkout.base.is_some() {
-            return fetch.await.map(drop);
+        let own = checkout.branch.as_deref();
+        if let Some(base) = &checkout.base {
+            return self.fetch_branches(folder, Some(base), own).await;
         }
         // The remote's default branch may have changed. Queried in parallel, because it takes as
         // long as a fetch without changes.
+        let known = self.default_branch(folder).await;
         let head = ["ls-remote", "--symref", "origin", "HEAD"];
         let head = self.run_for(NETWORK_TIMEOUT, folder, &head);
-        let (fetched, head) = tokio::join!(fetch, head);
-        fetched?;
+        let (fetched, head) =
+            tokio::join!(self.fetch_branches(folder, known.as_deref(), own), head);
         // Without an answer the old value stays.
-        if let Some(branch) = head.ok().as_deref().and_then(symref_branch) {
-            let origin = format!("refs/remotes/origin/{branch}");
-            self.run(folder, &["symbolic-ref", "refs/remotes/origin/HEAD", &origin]).await?;
+        let Ok(head) = head else { return fetched };
+        let Some(branch) = symref_branch(&head) else {
+            // An empty repository has no branch to fetch.
+            return if head.trim().is_empty() { Ok(()) } else { fetched };
+        };
+        if known.as_deref() == Some(branch) {
+            return fetched;
         }
-        Ok(())
+        self.fetch_branches(folder, Some(branch), own).await?;
+        let origin = format!("refs/remotes/origin/{branch}");
+        self.run(folder, &["symbolic-ref", "refs/remotes/origin/HEAD", &origin]).await.map(drop)
+    }
+
+    async fn fetch_branches(
+        &self,
+        folder: &str,
+        base: Option<&str>,
+        own: Option<&str>,
+    ) -> Result<(), String> {
+        let base = base.map(|base| format!("+refs/heads/{base}:refs/remotes/origin/{base}"));
+        // A pattern, because the session may not have pushed its branch: git takes a missing
+        // branch for an error, and a pattern without a match for none.
+        let own = own.map(|own| format!("+refs/heads/{own}*:refs/remotes/origin/{own}*"));
+        let mut arguments = vec!["fetch", "--quiet", "--prune", "origin"];
+        arguments.extend(base.iter().chain(&own).map(String::as_str));
+        if base.is_none() && own.is_none() {
+            return Ok(());
+        }
+        self.run_for(NETWORK_TIMEOUT, folder, &arguments).await.map(drop)
     }
 
     /// The origin of a checkout. Refuses another owner's repository of the same name, which the

@@ -172,3 +172,35 @@ fn workspace_is_empty_without_repositories() {
     boot(&sandbox, boot_request);
     assert_eq!(fs::read_dir(sandbox.at("workspace")).unwrap().count(), 0);
 }
+
+#[test]
+fn boots_fetch_only_base_and_own_branch() {
+    let built = built_sandbox();
+    let work = built.at("origin-work");
+    for branch in ["harvest/other", "harvest/work"] {
+        git(&work, &["checkout", "-q", "-B", branch, "main"]);
+        fs::write(work.join("pushed"), branch).unwrap();
+        git(&work, &["add", "."]);
+        git(&work, &["commit", "-q", "-m", branch]);
+        git(&work, &["push", "-q", "origin", branch]);
+    }
+    let sandbox = on_the_disk_of(&built);
+    boot(&sandbox, two_checkouts(&built, BootStart::Image));
+    let refs = |name: &str| {
+        let mut owner = sandbox.owner(1, 0);
+        let list = format!("cd {}; git branch -r --format='%(refname)'", name);
+        owner.sh(&list).1
+    };
+    let folder = |name: &str| sandbox.at("workspace").join(name).display().to_string();
+    let fetched = refs(&folder("shop"));
+    assert!(fetched.contains("origin/harvest/work\n"), "{fetched}");
+    let cloned = refs(&folder("lib"));
+    assert!(cloned.contains("origin/main\n"), "{cloned}");
+    for found in [fetched, cloned] {
+        assert!(!found.contains("harvest/other"), "{found}");
+    }
+    let mut owner = sandbox.owner(1, 0);
+    let fetch = format!("cd {}; git fetch -q && git branch -r", folder("lib"));
+    let all = owner.sh(&fetch).1;
+    assert!(all.contains("origin/harvest/other"), "the agent's own fetch brings all: {all}");
+}
