@@ -87,10 +87,11 @@ impl Ledger for StoreLedger {
             Ok(None) => return Ok(()),
             Err(_) => return Err(Refusal { reason: "cannot read the token budget".to_owned() }),
         };
-        let used = usage.input_tokens
-            + usage.output_tokens
-            + usage.cache_read_tokens
-            + usage.cache_write_tokens;
+        let used = usage
+            .input_tokens
+            .saturating_add(usage.output_tokens)
+            .saturating_add(usage.cache_read_tokens)
+            .saturating_add(usage.cache_write_tokens);
         if used < budget {
             return Ok(());
         }

@@ -9,7 +9,7 @@ use harvest_proto::{
     EventBody, SandboxId, SessionId, SnapshotId,
     api::{SandboxOwner, Snapshot, SnapshotOwner},
 };
-use harvest_store::{Removal, SessionRecord};
+use harvest_store::Removal;
 
 use crate::{
     context::Shared, driver::event, error::SessionError, error_chain::error_chain,
@@ -20,14 +20,9 @@ const STORE_NAME: &str = "store_name";
 
 /// The provider's sandboxes and snapshots when the server started.
 pub(crate) struct Reconcile {
-    sandboxes: Vec<SandboxId>,
+    orphans: Vec<SandboxId>,
     /// `None` when the provider manages its snapshots by itself.
     disks: Option<DisksAtStart>,
-    owned: HashSet<SandboxId>,
-    /// Sessions of other providers, whose snapshots this one cannot know.
-    elsewhere: HashSet<SessionId>,
-    /// Every snapshot mentioned in a driver's state, including ones still to be taken.
-    referenced: HashSet<SnapshotId>,
     /// Whether the sandboxes and snapshots belong to this store.
     ours: bool,
 }
@@ -45,7 +40,8 @@ impl Reconcile {
         let known = shared.store.snapshot_all().await?;
         let sandboxes = shared.sandboxes.provider.list().await?.into_iter();
         let sandboxes = sandboxes.filter(|listed| listed.owner == SandboxOwner::Session);
-        let sandboxes = sandboxes.map(|listed| listed.id).collect();
+        let owned = shared.store.session_sandboxes().await?;
+        let orphans = sandboxes.map(|listed| listed.id).filter(|id| !owned.contains(id)).collect();
         let (mut ours, mut at_start) = (true, None);
         if let Some(snapshots) = shared.sandboxes.provider.snapshots() {
             ours = belongs_to_this_store(shared, snapshots).await?;
@@ -53,36 +49,18 @@ impl Reconcile {
             let stored = stored.filter(|stored| stored.owner == SnapshotOwner::Session);
             at_start = Some(DisksAtStart { known, stored: stored.map(|one| one.id).collect() });
         }
-        Ok(Self {
-            sandboxes,
-            disks: at_start,
-            owned: HashSet::new(),
-            elsewhere: HashSet::new(),
-            referenced: HashSet::new(),
-            ours,
-        })
-    }
-
-    /// Marks the session's sandbox and snapshots as in use.
-    pub(crate) fn mark_in_use(&mut self, shared: &Shared, record: &SessionRecord) {
-        if record.session.provider != shared.sandboxes.provider.name() {
-            self.elsewhere.insert(record.session.id.clone());
-        }
-        self.owned.extend(record.session.sandbox.clone());
-        self.referenced.extend(record.session.snapshot_id.clone());
-        self.referenced.extend(mentioned_snapshots(&record.driver_state));
+        Ok(Self { orphans, disks: at_start, ours })
     }
 
     /// Removes orphans and reports missing snapshots.
     pub(crate) async fn finish(self, shared: &Shared) -> Result<(), SessionError> {
-        let Self { sandboxes, disks, owned, elsewhere, mut referenced, ours } = self;
+        let Self { orphans, disks, ours } = self;
         if !ours {
             tracing::warn!(
                 "this home has sandboxes and snapshots of another store; they are left alone"
             );
         }
-        let orphans: Vec<_> =
-            sandboxes.into_iter().filter(|one| ours && !owned.contains(one)).collect();
+        let orphans = if ours { orphans } else { Vec::new() };
         for sandbox in &orphans {
             if let Err(error) = shared.sandboxes.provider.remove(sandbox).await {
                 tracing::warn!(%sandbox, error = error_chain(&error), "cannot remove an orphaned sandbox");
@@ -96,11 +74,10 @@ impl Reconcile {
                 .await?;
         }
         let Some(DisksAtStart { mut known, stored }) = disks else { return Ok(()) };
+        // This provider cannot know the snapshots of another one's sessions.
+        let elsewhere = shared.store.session_elsewhere(shared.sandboxes.provider.name()).await?;
         known.retain(|(session, _)| !elsewhere.contains(session));
-        referenced.extend(shared.store.snapshot_of_builds().await?);
-        referenced.extend(
-            shared.store.snapshot_all().await?.into_iter().map(|(_, snapshot)| snapshot.id),
-        );
+        let referenced = referenced_snapshots(shared).await?;
         let Difference { orphaned, missing, back } = compare(known, &referenced, &stored);
         let orphaned = if ours { orphaned } else { Vec::new() };
         let counts = (orphans.len(), orphaned.len(), missing.len(), back.len());
@@ -122,6 +99,16 @@ impl Reconcile {
         );
         Ok(())
     }
+}
+
+/// Every snapshot in use, including ones still to be taken. A snapshot moves from a driver's state
+/// to the table in one transaction, so the states are read first.
+async fn referenced_snapshots(shared: &Shared) -> Result<HashSet<SnapshotId>, SessionError> {
+    let mut referenced = HashSet::new();
+    shared.store.session_each_state(|state| referenced.extend(mentioned_snapshots(state))).await?;
+    referenced.extend(shared.store.snapshot_of_builds().await?);
+    referenced.extend(shared.store.snapshot_ids().await?);
+    Ok(referenced)
 }
 
 /// The differences between the store and the provider.

@@ -101,14 +101,14 @@ async fn remove_forge_copy(
     secret: Option<&str>,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let _lock = shared.forge.try_lock()?;
-    let others = shared.store.repository_list().await?;
+    let others = shared.store.repository_remotes().await?;
     let lasting = |url: &str| shared.forge.stable_url(url);
-    let in_use = others.iter().any(|other| lasting(&other.url) == lasting(url));
+    let in_use = others.iter().any(|(other, _)| lasting(other) == lasting(url));
     if in_use || !shared.forge.remove_repository(url).await? {
         return Ok(());
     }
     // The copy's secret goes with it, unless another repository uses it.
-    let used = |name: &str| others.iter().any(|other| other.secret.as_deref() == Some(name));
+    let used = |name: &str| others.iter().any(|(_, secret)| secret.as_deref() == Some(name));
     if let Some(secret) = secret.filter(|name| !used(name)) {
         shared.store.secret_remove(secret).await?;
     }

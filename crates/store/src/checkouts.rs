@@ -129,8 +129,11 @@ pub(crate) async fn load(
     for session in sessions {
         query = query.bind(session.to_string());
     }
-    for row in query.fetch_all(readers).await? {
-        loaded.entry(row::parsed(&row, "session")?).or_default().push(read(&row)?);
+    let read = |row: &DbRow| Ok((row::parsed(row, "session")?, read(row)?));
+    let rows: Vec<(SessionId, LoadedCheckout)> =
+        row::readable(&query.fetch_all(readers).await?, read)?;
+    for (session, checkout) in rows {
+        loaded.entry(session).or_default().push(checkout);
     }
     Ok(loaded)
 }

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 
-use harvest_proto::{Event, SessionId, bridge::OutboxEvent};
+use harvest_proto::{Event, EventBody, SessionId, Timestamp, bridge::OutboxEvent};
 use sqlx::AssertSqlSafe;
 
 use crate::{
@@ -60,13 +60,23 @@ impl Watcher {
     }
 }
 
+/// A damaged event is replaced by a warning: its number must not be missing.
 fn event(row: &DbRow) -> Result<Event, StoreError> {
-    Ok(Event {
-        seq: row::count(row, "seq")?,
-        at: row::time(row, "at")?,
-        turn: row::parsed_optional(row, "turn")?,
-        body: row::json(row, "body")?,
-    })
+    let seq = row::count(row, "seq")?;
+    let content = || {
+        let turn = row::parsed_optional(row, "turn")?;
+        Ok((row::time(row, "at")?, turn, row::json(row, "body")?))
+    };
+    let (at, turn, body) = match content() {
+        Err(StoreError::Corrupt { column }) => {
+            tracing::error!(seq, column, "an event in the database is damaged");
+            let at = row::time(row, "at").unwrap_or(Timestamp::from_millis(0));
+            let message = format!("event {seq} is damaged and cannot be shown");
+            (at, None, EventBody::Warning { message })
+        }
+        content => content?,
+    };
+    Ok(Event { seq, at, turn, body })
 }
 
 static INSERT: LazyLock<Batch> =

@@ -49,7 +49,9 @@ pub use idempotency::Claim;
 pub use leases::Lease;
 pub use prompts::NewPrompt;
 pub use removals::Removal;
-pub use sessions::{DriverState, NewSession, SessionFilter, SessionRecord};
+pub use sessions::{
+    DriverState, NewSession, SessionCursor, SessionFilter, SessionPage, SessionRecord,
+};
 pub use turns::TurnTree;
 pub use write::{Committed, Write};
 
@@ -94,13 +96,13 @@ impl Store {
         Ok(Self { writer, readers, topics, closing: Arc::default() })
     }
 
-    /// Reads every row of a query.
+    /// Reads every row of a query, except damaged ones.
     async fn all<T, C: FromIterator<T>>(
         &self,
         query: DbQuery<'_>,
         read: impl Fn(&DbRow) -> Result<T, StoreError>,
     ) -> Result<C, StoreError> {
-        query.fetch_all(&self.readers).await?.iter().map(read).collect()
+        row::readable(&query.fetch_all(&self.readers).await?, read)
     }
 
     /// Reads the row of a query, if there is one.

@@ -54,6 +54,13 @@ impl Store {
         self.all(query, read).await
     }
 
+    /// URL and secret of every repository. Fails when one cannot be read: its copy is in use.
+    pub async fn repository_remotes(&self) -> Result<Vec<(String, Option<String>)>, StoreError> {
+        let rows = sqlx::query("SELECT url, secret FROM repositories").fetch_all(&self.readers);
+        let read = |row: &DbRow| Ok((row::text(row, "url")?, row::optional(row, "secret")?));
+        rows.await?.iter().map(read).collect()
+    }
+
     /// The repositories of a session, the primary one first.
     pub async fn repository_list_of(
         &self,
@@ -100,9 +107,9 @@ impl Store {
                         .bind(name.to_string())
                         .fetch_all(&mut *connection)
                         .await?;
-                    let snapshots =
-                        rows.iter().map(|row| Ok(Removal::Snapshot(row::parsed(row, "snapshot")?)));
-                    let mut removals = snapshots.collect::<Result<Vec<_>, StoreError>>()?;
+                    let mut removals: Vec<Removal> = row::readable(&rows, |row| {
+                        Ok(Removal::Snapshot(row::parsed(row, "snapshot")?))
+                    })?;
                     removals.push(Removal::State(name.clone()));
                     let known = sqlx::query("SELECT url, secret FROM repositories WHERE name = $1")
                         .bind(name.to_string())

@@ -8,6 +8,9 @@ use sqlx::Row;
 
 use crate::{DbRow, StoreError};
 
+/// The largest number from outside that is stored: 65,536 of them can be added without overflow.
+pub(crate) const MAX_COUNT: i64 = i64::MAX >> 16;
+
 fn get<'r, T>(row: &'r DbRow, column: &'static str) -> Result<T, StoreError>
 where
     T: sqlx::Decode<'r, sqlx::Any> + sqlx::Type<sqlx::Any>,
@@ -131,6 +134,37 @@ pub(crate) fn replace_nul(text: String) -> String {
 
 pub(crate) fn to_json(value: &impl Serialize) -> String {
     serde_json::to_string(value).expect("all stored types have text keys")
+}
+
+/// Reads all rows. A damaged row is logged and left out: it must not hide the others.
+pub(crate) fn readable<T, C: FromIterator<T>>(
+    rows: &[DbRow],
+    read: impl Fn(&DbRow) -> Result<T, StoreError>,
+) -> Result<C, StoreError> {
+    let report = |row: &DbRow, column| {
+        tracing::error!(column, row = key(row), "skipped a damaged row of the database");
+    };
+    rows.iter()
+        .filter_map(|row| match read(row) {
+            Err(StoreError::Corrupt { column }) => {
+                report(row, column);
+                None
+            }
+            other => Some(other),
+        })
+        .collect()
+}
+
+/// The identifying texts of a row, for the log.
+fn key(row: &DbRow) -> String {
+    let columns = ["session", "id", "name", "kind", "snapshot"];
+    let texts = columns.iter().filter_map(|column| optional(row, column).ok().flatten());
+    texts.collect::<Vec<_>>().join(" ")
+}
+
+/// A number from outside, at most [`MAX_COUNT`].
+pub(crate) fn bounded(number: u64) -> i64 {
+    bigint(number).min(MAX_COUNT)
 }
 
 pub(crate) fn bigint(number: u64) -> i64 {

@@ -38,6 +38,12 @@ impl Store {
         self.all(query, |row| Ok((row::parsed(row, "session")?, read(row)?))).await
     }
 
+    /// The ids of all snapshots of sessions, also of damaged rows.
+    pub async fn snapshot_ids(&self) -> Result<HashSet<SnapshotId>, StoreError> {
+        let query = sqlx::query("SELECT id FROM snapshots");
+        self.all(query, |row| row::parsed(row, "id")).await
+    }
+
     /// Snapshots of builds, ready or in progress.
     pub async fn snapshot_of_builds(&self) -> Result<HashSet<SnapshotId>, StoreError> {
         let query =

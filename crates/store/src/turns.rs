@@ -8,7 +8,7 @@ use harvest_proto::{
 
 use crate::{
     DbRow, Store, StoreError,
-    row::{self, bigint, to_enum_name},
+    row::{self, MAX_COUNT, bounded, to_enum_name},
     target::Target,
 };
 
@@ -16,14 +16,15 @@ use crate::{
 const LIST_TEXT_LENGTH: u32 = 500;
 
 fn select(text: &str) -> String {
+    let sum = |column: &str| {
+        format!(
+            "CAST((SELECT SUM(CASE WHEN x.{column} > {MAX_COUNT} THEN {MAX_COUNT} ELSE x.{column} END)
+             FROM turn_trees x WHERE x.session = t.session AND x.number = t.number) AS BIGINT) AS {column}"
+        )
+    };
+    let (files, insertions, deletions) = (sum("files"), sum("insertions"), sum("deletions"));
     format!(
-        "SELECT t.*, COALESCE(s.gone, 0) AS gone, {text} AS text,
-         CAST((SELECT SUM(x.files) FROM turn_trees x WHERE x.session = t.session AND x.number = t.number)
-              AS BIGINT) AS files,
-         CAST((SELECT SUM(x.insertions) FROM turn_trees x WHERE x.session = t.session AND x.number = t.number)
-              AS BIGINT) AS insertions,
-         CAST((SELECT SUM(x.deletions) FROM turn_trees x WHERE x.session = t.session AND x.number = t.number)
-              AS BIGINT) AS deletions
+        "SELECT t.*, COALESCE(s.gone, 0) AS gone, {text} AS text, {files}, {insertions}, {deletions}
          FROM turns t
          LEFT JOIN snapshots s ON s.session = t.session AND s.id = t.snapshot
          LEFT JOIN prompts p ON p.session = t.session AND p.id = t.prompt"
@@ -187,9 +188,9 @@ pub(crate) async fn insert_tree(
     .bind(turn.to_string())
     .bind(String::from(tree.repository))
     .bind(tree.tree)
-    .bind(bigint(stat.files))
-    .bind(bigint(stat.insertions))
-    .bind(bigint(stat.deletions));
+    .bind(bounded(stat.files))
+    .bind(bounded(stat.insertions))
+    .bind(bounded(stat.deletions));
     target.execute(query).await.map(drop)
 }
 

@@ -130,13 +130,14 @@ impl Call {
             Upstream::Scripted => ("scripted", scripted::answer(&self, reply).await),
         };
         let (ledger, session) = (&self.door.shared.ledger, &self.door.policy.session);
-        ledger.settle(session, result.usage).await;
+        let usage = usage::bounded(result.usage);
+        ledger.settle(session, usage).await;
         if self.endpoint == Endpoint::Messages {
             let event = EventBody::ModelCall {
                 upstream: name.to_owned(),
                 model: self.model(),
                 status: result.status.as_u16(),
-                usage: result.usage,
+                usage,
                 millis: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
             };
             ledger.log(session, event).await;

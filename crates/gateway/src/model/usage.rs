@@ -10,6 +10,19 @@ const MAX_LINE_BYTES: usize = 256 * 1024;
 const MAX_JSON_BYTES: usize = 8 * 1024 * 1024;
 // Rough estimate for English text, for connections that broke before the count arrived.
 const BYTES_PER_TOKEN: u64 = 4;
+// Far above any model's context window. An upstream may claim any number, and sums must not
+// overflow.
+const MAX_CALL_TOKENS: u64 = 100_000_000;
+
+/// The usage that counts for one call: each claimed number up to a bound.
+pub(crate) fn bounded(claimed: Usage) -> Usage {
+    Usage {
+        input_tokens: claimed.input_tokens.min(MAX_CALL_TOKENS),
+        output_tokens: claimed.output_tokens.min(MAX_CALL_TOKENS),
+        cache_read_tokens: claimed.cache_read_tokens.min(MAX_CALL_TOKENS),
+        cache_write_tokens: claimed.cache_write_tokens.min(MAX_CALL_TOKENS),
+    }
+}
 
 /// Reads a response.
 #[derive(Debug)]
@@ -221,6 +234,13 @@ mod tests {
             cache_write_tokens: 9,
         };
         assert_eq!(meter.usage(), expected);
+    }
+
+    #[test]
+    fn claimed_tokens_are_bounded_per_call() {
+        let claim = STREAM.replace("\"output_tokens\":42", "\"output_tokens\":9223372036854775807");
+        let usage = bounded(meter(&claim).usage());
+        assert_eq!((usage.input_tokens, usage.output_tokens), (10, MAX_CALL_TOKENS));
     }
 
     #[test]

@@ -21,7 +21,10 @@ use harvest_proto::{
     api::{Page, Session, Snapshot, Turn},
     bridge::Author,
 };
-use harvest_store::{DriverState, NewPrompt, NewSession, SessionFilter, SessionRecord, Write};
+use harvest_store::{
+    DriverState, NewPrompt, NewSession, SessionCursor, SessionFilter, SessionRecord, StoreError,
+    Write,
+};
 
 use crate::{
     context::Shared,
@@ -32,6 +35,7 @@ use crate::{
     metrics::Metrics,
     reconcile::Reconcile,
     tasks::Tasks,
+    wall_clock::now,
 };
 
 pub use diffs::DiffRange;
@@ -98,12 +102,9 @@ impl Sessions {
         let store = &self.shared.store;
         store.idempotency_release_all().await?;
         // Lists the sandboxes first: any that a driver starts from here on are not orphans.
-        let mut reconcile = Reconcile::begin(&self.shared).await?;
+        let reconcile = Reconcile::begin(&self.shared).await?;
         let mut driven = Vec::new();
-        let visit = |record| {
-            reconcile.mark_in_use(&self.shared, &record);
-            driven.extend(self.needs_driver(&record).then_some(record));
-        };
+        let visit = |record| driven.extend(self.needs_driver(&record).then_some(record));
         store.session_each(visit).await?;
         // Oldest first; no slot is granted before all holders are known.
         for record in driven.into_iter().rev() {
@@ -286,19 +287,11 @@ impl Sessions {
         cursor: Option<&str>,
         limit: u32,
     ) -> Result<Page<Session>, SessionError> {
-        let limit = limit.clamp(1, PAGE);
         let before = cursor.map(parse_cursor).transpose()?;
-        let mut items: Vec<Session> = self
-            .shared
-            .store
-            .session_find(filter, before, limit + 1)
-            .await?
-            .into_iter()
-            .map(|record| self.with_current_urls(record.session))
-            .collect();
-        let more = items.len() > limit as usize;
-        items.truncate(limit as usize);
-        let next_cursor = items.last().filter(|_| more).map(cursor_of);
+        let page = self.shared.store.session_find(filter, before, limit.clamp(1, PAGE)).await?;
+        let sessions = page.records.into_iter();
+        let items = sessions.map(|record| self.with_current_urls(record.session)).collect();
+        let next_cursor = page.next.map(|(at, id)| format!("{}.{id}", at.as_millis()));
         Ok(Page { items, next_cursor })
     }
 
@@ -307,9 +300,23 @@ impl Sessions {
     /// # Errors
     /// When there is no such session.
     pub async fn delete(&self, session: &SessionId) -> Result<(), SessionError> {
-        let deleted = self.handle(session).await?.call(|reply| Command::Delete { reply }).await;
+        let handle = match self.handle(session).await {
+            Err(SessionError::Store(StoreError::Corrupt { .. })) => {
+                return self.delete_damaged(session).await;
+            }
+            handle => handle?,
+        };
+        let deleted = handle.call(|reply| Command::Delete { reply }).await;
         self.not_found_if_deleted(session, deleted).await?;
         self.drivers().remove(session);
+        Ok(())
+    }
+
+    /// Deletes a session that has no driver, because its row cannot be read.
+    async fn delete_damaged(&self, session: &SessionId) -> Result<(), SessionError> {
+        let Shared { store, lease, removals, .. } = &*self.shared;
+        let removed = store.session_delete(session, *lease, Vec::new(), now()).await?;
+        removals.remove_now(&removed).await;
         Ok(())
     }
 
@@ -379,14 +386,11 @@ fn branch(session: &SessionId, title: Option<&str>) -> BranchName {
     name.parse().expect("slugs and ids have only letters, digits and hyphens")
 }
 
-fn cursor_of(session: &Session) -> String {
-    format!("{}.{}", session.created_at.as_millis(), session.id)
-}
-
-fn parse_cursor(cursor: &str) -> Result<(Timestamp, SessionId), SessionError> {
+fn parse_cursor(cursor: &str) -> Result<SessionCursor, SessionError> {
     cursor
         .split_once('.')
-        .and_then(|(at, id)| Some((Timestamp::from_millis(at.parse().ok()?), id.parse().ok()?)))
+        .filter(|(_, id)| !id.contains('\0'))
+        .and_then(|(at, id)| Some((Timestamp::from_millis(at.parse().ok()?), id.to_owned())))
         .ok_or_else(|| SessionError::invalid("invalid_cursor", "invalid cursor"))
 }
 
@@ -406,9 +410,7 @@ mod tests {
 
     #[test]
     fn cursors_round_trip_and_garbage_is_refused() {
-        let id = SessionId::random();
-        let cursor = format!("17.{id}");
-        assert_eq!(parse_cursor(&cursor).unwrap(), (Timestamp::from_millis(17), id));
-        assert!(parse_cursor("x").is_err());
+        assert_eq!(parse_cursor("17.ses_a").unwrap(), (Timestamp::from_millis(17), "ses_a".into()));
+        assert!(parse_cursor("x").is_err() && parse_cursor("x.ses_a").is_err());
     }
 }

@@ -5,19 +5,24 @@ use sqlx::{AssertSqlSafe, Connection, SqliteConnection};
 
 use super::*;
 
-/// Makes every write of this kind fail, as on a full disk; `None` undoes it.
-pub(super) async fn break_store(harness: &Harness, what: Option<&str>) {
+/// Runs a statement on the database of the store.
+pub(super) async fn sql(harness: &Harness, statement: String) {
     let path = harness.folder.path().join("store.db");
     let mut store =
         SqliteConnection::connect(&format!("sqlite://{}", path.display())).await.unwrap();
+    sqlx::query(AssertSqlSafe(statement)).execute(&mut store).await.unwrap();
+    store.close().await.unwrap();
+}
+
+/// Makes every write of this kind fail, as on a full disk; `None` undoes it.
+pub(super) async fn break_store(harness: &Harness, what: Option<&str>) {
     let order = match what {
         Some(what) => {
             format!("CREATE TRIGGER full BEFORE {what} BEGIN SELECT RAISE(ABORT, 'disk full'); END")
         }
         None => "DROP TRIGGER full".to_owned(),
     };
-    sqlx::query(AssertSqlSafe(order)).execute(&mut store).await.unwrap();
-    store.close().await.unwrap();
+    sql(harness, order).await;
 }
 
 #[tokio::test]

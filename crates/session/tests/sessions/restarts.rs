@@ -1,6 +1,6 @@
 //! Recovery from dying servers, connections and sandboxes.
 
-use super::*;
+use super::{failures::sql, *};
 
 #[tokio::test]
 async fn sandbox_crash_interrupts_prompt_and_recovers_disk() {
@@ -156,4 +156,25 @@ async fn reconnect_neither_loses_nor_repeats_events() {
     assert_gapless(&events);
     assert_eq!(events.iter().filter(|event| ended(event)).count(), 6);
     assert_eq!(harness.fake.prompts_run().len(), 6);
+}
+
+#[tokio::test]
+async fn damaged_session_blocks_neither_start_nor_deletion() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let bad = harness.session(&sessions, Some("hold")).await.id;
+    until(&sessions, &bad, started).await;
+    let sandbox_id = sandbox(&sessions, &bad).await;
+    sessions.close().await;
+    drop(sessions);
+    let damage = format!("UPDATE sessions SET state = 'x', input_tokens = 1e19 WHERE id = '{bad}'");
+    sql(&harness, damage).await;
+    let sessions = harness.serve().await;
+    let good = harness.session(&sessions, Some("hello")).await.id;
+    until_state(&sessions, &good, SessionState::Idle).await;
+    assert_eq!(sessions.list(None, 10).await.unwrap().items.len(), 1);
+    assert!(harness.fake.sandboxes().contains(&sandbox_id), "its sandbox is not orphaned");
+    sessions.delete(&bad).await.unwrap();
+    assert!(!harness.store.session_exists(&bad).await.unwrap());
+    assert!(!harness.fake.sandboxes().contains(&sandbox_id), "it is removed with the session");
 }

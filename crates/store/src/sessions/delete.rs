@@ -1,6 +1,6 @@
 //! Deletion of sessions, and the objects outside the database to remove with them.
 
-use harvest_proto::{SessionId, Timestamp, api::SessionState};
+use harvest_proto::{SandboxId, SessionId, SnapshotId, Timestamp, api::SessionState};
 
 use crate::{
     DbConnection, Lease, Store, StoreError, leases,
@@ -101,7 +101,8 @@ async fn removals_of(
         .bind(session.to_string())
         .fetch_optional(&mut *connection)
         .await?;
-    let sandbox = sandbox.map_or(Ok(None), |row| row::parsed_optional(&row, "sandbox"))?;
+    let sandbox: Vec<Option<SandboxId>> =
+        row::readable(sandbox.as_slice(), |row| row::parsed_optional(row, "sandbox"))?;
     let rows = sqlx::query(
         "SELECT id FROM snapshots WHERE session = $1 AND id NOT IN
          (SELECT id FROM snapshots WHERE session <> $1) ORDER BY created_at, id",
@@ -109,6 +110,7 @@ async fn removals_of(
     .bind(session.to_string())
     .fetch_all(connection)
     .await?;
-    let snapshots = rows.iter().map(|row| Ok(Removal::Snapshot(row::parsed(row, "id")?)));
-    sandbox.map(|id| Ok(Removal::Sandbox(id))).into_iter().chain(snapshots).collect()
+    let snapshots: Vec<SnapshotId> = row::readable(&rows, |row| row::parsed(row, "id"))?;
+    let sandbox = sandbox.into_iter().flatten().map(Removal::Sandbox);
+    Ok(sandbox.chain(snapshots.into_iter().map(Removal::Snapshot)).collect())
 }

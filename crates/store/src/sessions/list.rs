@@ -1,10 +1,12 @@
 //! Lists and counts of sessions.
 
-use harvest_proto::{RepositoryName, SessionId, Timestamp, api::SessionState};
+use std::collections::HashSet;
+
+use harvest_proto::{RepositoryName, SandboxId, SessionId, Timestamp, api::SessionState};
 
 use super::{SELECT, SessionRecord, load_checkouts, read};
 use crate::{
-    Store, StoreError,
+    DbRow, Store, StoreError,
     row::{self, to_enum_name},
 };
 
@@ -45,16 +47,20 @@ impl SessionFilter {
     }
 }
 
-impl Store {
-    /// Sessions created before `before`, newest first, at most `limit`.
-    pub async fn session_list(
-        &self,
-        before: Option<(Timestamp, SessionId)>,
-        limit: u32,
-    ) -> Result<Vec<SessionRecord>, StoreError> {
-        self.session_find(&SessionFilter::default(), before, limit).await
-    }
+/// Position in a list: the time and the id of its last session. The id is a text, because the
+/// session may be damaged.
+pub type SessionCursor = (Timestamp, String);
 
+/// A page of a list.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SessionPage {
+    /// The sessions that could be read.
+    pub records: Vec<SessionRecord>,
+    /// Where the next page starts, if there is one.
+    pub next: Option<SessionCursor>,
+}
+
+impl Store {
     /// Calls `visit` with every session, newest first. Reads a page at a time.
     pub async fn session_each(
         &self,
@@ -62,10 +68,12 @@ impl Store {
     ) -> Result<(), StoreError> {
         let mut cursor = None;
         loop {
-            let page = self.session_list(cursor, PAGE).await?;
-            let Some(last) = page.last() else { return Ok(()) };
-            cursor = Some((last.session.created_at, last.session.id.clone()));
-            page.into_iter().for_each(&mut visit);
+            let page = self.session_find(&SessionFilter::default(), cursor, PAGE).await?;
+            page.records.into_iter().for_each(&mut visit);
+            cursor = page.next;
+            if cursor.is_none() {
+                return Ok(());
+            }
         }
     }
 
@@ -74,11 +82,10 @@ impl Store {
     pub async fn session_find(
         &self,
         filter: &SessionFilter,
-        before: Option<(Timestamp, SessionId)>,
+        before: Option<SessionCursor>,
         limit: u32,
-    ) -> Result<Vec<SessionRecord>, StoreError> {
-        let (at, id) =
-            before.map_or((i64::MAX, String::new()), |(at, id)| (at.as_millis(), id.to_string()));
+    ) -> Result<SessionPage, StoreError> {
+        let (at, id) = before.map_or((i64::MAX, String::new()), |(at, id)| (at.as_millis(), id));
         let (conditions, texts) = filter.conditions();
         let mut query = sqlx::query(sqlx::AssertSqlSafe(format!(
             "{SELECT} WHERE (s.created_at, s.id) < ($1, $2) {conditions}
@@ -86,14 +93,19 @@ impl Store {
         )))
         .bind(at)
         .bind(id)
-        .bind(i64::from(limit));
+        .bind(i64::from(limit) + 1);
         for text in texts {
             query = query.bind(text);
         }
-        let rows = query.fetch_all(&self.readers).await?;
-        let mut records = rows.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+        let mut rows = query.fetch_all(&self.readers).await?;
+        let more = rows.len() > limit as usize;
+        rows.truncate(limit as usize);
+        let cursor =
+            |row: &DbRow| Some((row::time(row, "created_at").ok()?, row::text(row, "id").ok()?));
+        let next = rows.iter().rev().filter(|_| more).find_map(cursor);
+        let mut records: Vec<SessionRecord> = row::readable(&rows, read)?;
         load_checkouts(&self.readers, &mut records).await?;
-        Ok(records)
+        Ok(SessionPage { records, next })
     }
 
     /// Number of sessions per state; states without sessions are omitted.
@@ -102,6 +114,43 @@ impl Store {
             "SELECT state, COUNT(*) AS number FROM sessions GROUP BY state ORDER BY state",
         );
         self.all(query, |row| Ok((row::enum_name(row, "state")?, row::count(row, "number")?))).await
+    }
+}
+
+impl Store {
+    /// The sandboxes of all sessions, also of damaged ones.
+    pub async fn session_sandboxes(&self) -> Result<HashSet<SandboxId>, StoreError> {
+        let query = sqlx::query("SELECT id, sandbox FROM sessions WHERE sandbox IS NOT NULL");
+        self.all(query, |row| row::parsed(row, "sandbox")).await
+    }
+
+    /// The sessions of other providers.
+    pub async fn session_elsewhere(
+        &self,
+        provider: &str,
+    ) -> Result<HashSet<SessionId>, StoreError> {
+        let query = sqlx::query("SELECT id FROM sessions WHERE provider <> $1");
+        self.all(query.bind(provider.to_owned()), |row| row::parsed(row, "id")).await
+    }
+
+    /// Calls `visit` with the driver's state of every session, also of damaged ones.
+    pub async fn session_each_state(&self, mut visit: impl FnMut(&str)) -> Result<(), StoreError> {
+        let mut after = String::new();
+        loop {
+            let rows = sqlx::query(
+                "SELECT id, driver_state, snapshot FROM sessions WHERE id > $1 ORDER BY id LIMIT $2",
+            )
+            .bind(after.clone())
+            .bind(i64::from(PAGE))
+            .fetch_all(&self.readers)
+            .await?;
+            let Some(last) = rows.last() else { return Ok(()) };
+            after = row::text(last, "id")?;
+            for row in &rows {
+                let texts = [row::optional(row, "driver_state"), row::optional(row, "snapshot")];
+                texts.iter().filter_map(|text| text.as_ref().ok()?.as_deref()).for_each(&mut visit);
+            }
+        }
     }
 }
 

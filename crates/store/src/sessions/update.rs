@@ -6,7 +6,7 @@ use harvest_proto::{
 
 use crate::{
     StoreError,
-    row::{bigint, replace_nul, to_enum_name},
+    row::{MAX_COUNT, bigint, bounded, replace_nul, to_enum_name},
     target::Target,
 };
 
@@ -51,18 +51,29 @@ pub(crate) async fn set_position(
 }
 
 pub(crate) async fn add_usage(target: &mut Target<'_>, usage: Usage) -> Result<(), StoreError> {
-    const SET: &str = "SET input_tokens = input_tokens + $2, output_tokens = output_tokens + $3, \
-         cache_read_tokens = cache_read_tokens + $4, cache_write_tokens = cache_write_tokens + $5";
+    // A sum beyond the limit would overflow, and on SQLite become a float that cannot be read.
+    let add = |column: &str, value: &str| {
+        format!("{column} = CASE WHEN {column} > $6 - {value} THEN $6 ELSE {column} + {value} END")
+    };
+    let set = [
+        add("input_tokens", "$2"),
+        add("output_tokens", "$3"),
+        add("cache_read_tokens", "$4"),
+        add("cache_write_tokens", "$5"),
+    ]
+    .join(", ");
     let turn = "WHERE session = $1 AND id = (SELECT turn FROM prompts WHERE session = $1 AND status = 'dispatched')";
-    for sql in
-        [format!("UPDATE sessions {SET} WHERE id = $1"), format!("UPDATE turns {SET} {turn}")]
-    {
+    for sql in [
+        format!("UPDATE sessions SET {set} WHERE id = $1"),
+        format!("UPDATE turns SET {set} {turn}"),
+    ] {
         target
             .query(sqlx::AssertSqlSafe(sql))
-            .bind(bigint(usage.input_tokens))
-            .bind(bigint(usage.output_tokens))
-            .bind(bigint(usage.cache_read_tokens))
-            .bind(bigint(usage.cache_write_tokens))
+            .bind(bounded(usage.input_tokens))
+            .bind(bounded(usage.output_tokens))
+            .bind(bounded(usage.cache_read_tokens))
+            .bind(bounded(usage.cache_write_tokens))
+            .bind(MAX_COUNT)
             .execute(&mut *target.connection)
             .await?;
     }

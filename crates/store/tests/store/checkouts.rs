@@ -86,7 +86,7 @@ async fn sessions_are_filtered_by_title_repository_key(test: TestStore) {
     let bare = NewSession { checkouts: Vec::new(), ..new_session() };
     test.store.session_insert_all(test.lease, vec![(bare, Vec::new())]).await.unwrap();
     let found = async |filter: SessionFilter| -> Vec<SessionId> {
-        let records = test.store.session_find(&filter, None, 10).await.unwrap();
+        let records = test.store.session_find(&filter, None, 10).await.unwrap().records;
         records.into_iter().map(|record| record.session.id).collect()
     };
     let title = |text: &str| SessionFilter { title: Some(text.into()), ..SessionFilter::default() };

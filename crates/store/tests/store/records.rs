@@ -5,7 +5,7 @@ use harvest_proto::{
     api::{Build, PullRequest, PullRequestState, Repository, Role, SessionState, Token},
     event::{SnapshotKind, Usage},
 };
-use harvest_store::{Claim, DriverState, Removal, StoreError, Write};
+use harvest_store::{Claim, DriverState, Removal, SessionFilter, StoreError, Write};
 
 use crate::test_store::{NOW, TestStore, dispatch, new_session, on_both, outbox, prompt, token};
 
@@ -229,10 +229,12 @@ async fn session_pages_cover_all_sessions_once(test: TestStore) {
     all.reverse();
     let (mut seen, mut before) = (Vec::new(), None);
     loop {
-        let page = test.store.session_list(before.clone(), 2).await.unwrap();
-        let Some(last) = page.last() else { break };
-        before = Some((last.session.created_at, last.session.id.clone()));
-        seen.extend(page.into_iter().map(|one| (one.session.created_at, one.session.id)));
+        let page = test.store.session_find(&SessionFilter::default(), before, 2).await.unwrap();
+        seen.extend(page.records.into_iter().map(|one| (one.session.created_at, one.session.id)));
+        before = page.next;
+        if before.is_none() {
+            break;
+        }
     }
     assert_eq!(seen, all);
 }
