@@ -11,6 +11,9 @@ pub(crate) const MAX_NAME_BYTES: usize = 1024;
 // Limit of each string in a long tool input: two dozen of them still fit into one event.
 const MAX_INNER_BYTES: usize = 2 * 1024;
 
+// Parsers refuse JSON that is nested deeper than 128; an event is nested in frames and pages.
+const MAX_DEPTH: usize = 32;
+
 /// At most about `limit` bytes of `text`.
 pub(crate) fn text(text: &str, limit: usize) -> String {
     if text.len() <= limit {
@@ -33,14 +36,47 @@ pub(crate) fn bytes(bytes: &[u8], limit: usize) -> &[u8] {
     &bytes[..bytes.len().min(limit)]
 }
 
-/// A value of at most about [`MAX_TEXT_BYTES`] as JSON; its structure is kept where possible.
+/// True for a value that [`value`] would change.
+pub(crate) fn is_long(value: &Value, json: &str) -> bool {
+    json.len() > MAX_TEXT_BYTES || is_deeper(value, MAX_DEPTH)
+}
+
+/// A value of at most about [`MAX_TEXT_BYTES`] as JSON; its structure is kept where possible. What
+/// is nested too deep becomes text.
 pub(crate) fn value(value: Value) -> Value {
+    let value = if is_deeper(&value, MAX_DEPTH) { flatten(value, MAX_DEPTH) } else { value };
     if serde_json::to_string(&value).map_or(0, |json| json.len()) <= MAX_TEXT_BYTES {
         return value;
     }
     let shorter = shorten(value);
     let json = serde_json::to_string(&shorter).unwrap_or_default();
     if json.len() <= MAX_TEXT_BYTES { shorter } else { Value::String(text(&json, MAX_TEXT_BYTES)) }
+}
+
+fn is_deeper(value: &Value, levels: usize) -> bool {
+    match value {
+        Value::Array(items) => levels == 0 || items.iter().any(|item| is_deeper(item, levels - 1)),
+        Value::Object(fields) => {
+            levels == 0 || fields.values().any(|field| is_deeper(field, levels - 1))
+        }
+        _ => false,
+    }
+}
+
+fn flatten(value: Value, levels: usize) -> Value {
+    match value {
+        Value::Array(_) | Value::Object(_) if levels == 0 => {
+            Value::String(text(&value.to_string(), MAX_INNER_BYTES))
+        }
+        Value::Array(items) => {
+            Value::Array(items.into_iter().map(|item| flatten(item, levels - 1)).collect())
+        }
+        Value::Object(fields) => {
+            let flat = |(name, field)| (name, flatten(field, levels - 1));
+            Value::Object(fields.into_iter().map(flat).collect())
+        }
+        other => other,
+    }
 }
 
 fn shorten(value: Value) -> Value {
@@ -131,6 +167,23 @@ mod tests {
         let short = value(serde_json::json!({"file_path": "/a", "content": "x".repeat(200_000)}));
         assert_eq!(short["file_path"], "/a");
         assert!(short["content"].as_str().unwrap().contains("bytes left out"));
+    }
+
+    fn nested(levels: usize) -> Value {
+        (0..levels).fold(Value::from("core"), |inner, level| match level % 2 {
+            0 => Value::Array(vec![inner]),
+            _ => serde_json::json!({ "in": inner }),
+        })
+    }
+
+    #[test]
+    fn deep_input_becomes_text_at_the_limit() {
+        assert_eq!(value(nested(MAX_DEPTH)), nested(MAX_DEPTH));
+        for levels in [MAX_DEPTH + 1, 126, 1000] {
+            let flat = value(nested(levels));
+            assert!(!is_deeper(&flat, MAX_DEPTH), "{levels}");
+            assert!(flat.to_string().contains("core"));
+        }
     }
 
     proptest! {

@@ -18,7 +18,7 @@ pub enum Frame<Message> {
     },
 }
 
-/// Why bytes are not frames. The connection cannot be used afterwards.
+/// Why bytes are not frames. Only after [`FrameError::Message`] can the connection be used further.
 #[derive(Debug, thiserror::Error)]
 pub enum FrameError {
     /// The length exceeds the limit: garbage, or another protocol.
@@ -35,7 +35,12 @@ pub enum FrameError {
     },
     /// The message is not valid JSON for this protocol.
     #[error("cannot parse a bridge message")]
-    Message(#[from] serde_json::Error),
+    Message {
+        /// The message, which is no longer in the decoder.
+        message: Vec<u8>,
+        /// Why it is invalid.
+        source: serde_json::Error,
+    },
 }
 
 impl<Message: Serialize> Frame<Message> {
@@ -88,26 +93,37 @@ impl Decoder {
         }
         let Some(body) = self.buffer.get(4..4 + length) else { return Ok(None) };
         let frame = match body.split_first() {
-            Some((0, message)) => Frame::Control(serde_json::from_slice(message)?),
+            Some((0, message)) => match serde_json::from_slice(message) {
+                Ok(message) => Frame::Control(message),
+                Err(source) => {
+                    let message = message.to_vec();
+                    self.remove(4 + length);
+                    return Err(FrameError::Message { message, source });
+                }
+            },
             Some((1, data)) if data.len() >= 4 => Frame::Data {
                 stream: u32::from_be_bytes([data[0], data[1], data[2], data[3]]),
                 bytes: data[4..].to_vec(),
             },
             other => return Err(FrameError::Kind { kind: other.map_or(255, |(kind, _)| *kind) }),
         };
-        self.buffer.drain(..4 + length);
+        self.remove(4 + length);
+        Ok(Some(frame))
+    }
+
+    fn remove(&mut self, bytes: usize) {
+        self.buffer.drain(..bytes);
         if self.buffer.is_empty() {
             // Release the memory: the next frame may not arrive for a long time.
             self.buffer = Vec::new();
         }
-        Ok(Some(frame))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bridge::{FileRequest, FromSupervisor, ToSupervisor};
+    use crate::bridge::{FileRequest, FromSupervisor, OutboxEvent, ToSupervisor};
     use proptest::prelude::*;
 
     #[test]
@@ -121,7 +137,29 @@ mod tests {
     fn unknown_message_is_an_error() {
         let mut decoder = Decoder::default();
         decoder.push(&[0, 0, 0, 3, 0, b'{', b'}']);
-        assert!(matches!(decoder.take::<ToSupervisor>(), Err(FrameError::Message(_))));
+        assert!(matches!(decoder.take::<ToSupervisor>(), Err(FrameError::Message { .. })));
+        assert!(matches!(decoder.take::<ToSupervisor>(), Ok(None)), "the message is skipped");
+    }
+
+    #[test]
+    fn unreadable_event_keeps_number_and_time() {
+        let deep = format!("{}{}", "[".repeat(1000), "]".repeat(1000));
+        let event = format!(
+            r#"{{"say":"event","number":7,"at":"2026-01-02T03:04:05Z","turn":null,
+            "body":{{"type":"tool_started","call":"c","name":"n","input":{deep}}}}}"#
+        );
+        let mut frame = u32::try_from(event.len() + 1).unwrap().to_be_bytes().to_vec();
+        frame.push(0);
+        frame.extend_from_slice(event.as_bytes());
+        let mut decoder = Decoder::default();
+        decoder.push(&frame);
+        let Err(FrameError::Message { message, .. }) = decoder.take::<FromSupervisor>() else {
+            panic!("the event is too deep for the parser")
+        };
+        let event = OutboxEvent::unreadable(&message).unwrap();
+        assert_eq!(event.number, 7);
+        assert!(matches!(event.body, crate::EventBody::Warning { .. }));
+        assert_eq!(OutboxEvent::unreadable(br#"{"say":"pong"}"#), None);
     }
 
     fn any_frame() -> impl Strategy<Value = Frame<ToSupervisor>> {

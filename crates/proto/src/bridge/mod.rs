@@ -309,6 +309,25 @@ pub struct OutboxEvent {
     pub body: EventBody,
 }
 
+impl OutboxEvent {
+    /// A warning in place of an event whose content cannot be parsed: it has the event's number,
+    /// so that the events after it can be stored. `None` when the message is not an event.
+    #[must_use]
+    pub fn unreadable(message: &[u8]) -> Option<Self> {
+        #[derive(Deserialize)]
+        struct Head {
+            say: String,
+            number: u64,
+            at: Timestamp,
+            turn: Option<TurnId>,
+        }
+        let Head { say, number, at, turn } = serde_json::from_slice(message).ok()?;
+        let text = "the sandbox sent an event that cannot be read; it is left out";
+        let body = EventBody::Warning { message: text.to_owned() };
+        (say == "event").then_some(Self { number, at, turn, body })
+    }
+}
+
 /// Result of a successful request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "reply", rename_all = "snake_case")]

@@ -9,7 +9,9 @@ use std::{
     task::{Poll, ready},
 };
 
-use harvest_proto::bridge::{Decoder, Frame, FromSupervisor, StreamId, ToSupervisor};
+use harvest_proto::bridge::{
+    Decoder, Frame, FrameError, FromSupervisor, OutboxEvent, StreamId, ToSupervisor,
+};
 use tokio::{
     io::{AsyncRead, ReadBuf, ReadHalf},
     sync::mpsc,
@@ -86,6 +88,14 @@ impl Reader {
                         }
                     }
                     Ok(None) => break,
+                    Err(FrameError::Message { message, source }) => {
+                        tracing::warn!(error = %source, "a supervisor sent an unreadable message");
+                        let Some(event) = OutboxEvent::unreadable(&message) else { return };
+                        let event = OwnerMessage::Event(Box::new(event));
+                        if self.events.send(event).await.is_err() {
+                            return;
+                        }
+                    }
                     Err(error) => {
                         tracing::warn!(%error, "a supervisor sent an invalid frame");
                         return;

@@ -93,7 +93,7 @@ fn new_blob(full: &str) -> Blob {
 
 fn long_json(value: &Value) -> Option<String> {
     let json = value.to_string();
-    (json.len() > truncate::MAX_TEXT_BYTES).then_some(json)
+    truncate::is_long(value, &json).then_some(json)
 }
 
 fn split(text: &str) -> impl Iterator<Item = String> {
@@ -142,6 +142,22 @@ mod tests {
         };
         assert_eq!(short["file_path"], "/a");
         assert_eq!(serde_json::from_str::<Value>(full).unwrap(), input);
+    }
+
+    #[test]
+    fn deep_input_can_be_read_back() {
+        let input = (0..126).fold(json!("core"), |inner, _| json!([inner]));
+        let started = EventBody::ToolStarted {
+            call: "c".into(),
+            name: "n".into(),
+            input: input.clone(),
+            parent: None,
+            blob: None,
+        };
+        let (body, full) = fit(started).remove(0);
+        assert_eq!(full, Some(input.to_string()));
+        let page = json!({ "items": [[body]] }).to_string();
+        serde_json::from_str::<Value>(&page).unwrap();
     }
 
     // The longest line of an agent, of a character that takes the most space as JSON.
