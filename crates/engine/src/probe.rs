@@ -21,7 +21,7 @@ pub use harvest_proto::api::{Finding, FindingLevel as Level};
 use crate::{Engine, home::Config, syscall};
 
 /// The ids of all findings, in display order.
-pub const FINDINGS: [&str; 19] = [
+pub const FINDINGS: [&str; 20] = [
     "probe",
     "privileges",
     "kernel",
@@ -34,6 +34,7 @@ pub const FINDINGS: [&str; 19] = [
     "overlay",
     "cgroups",
     "seccomp",
+    "tracing",
     "redirect",
     "loop_devices",
     "inotify",

@@ -2,8 +2,11 @@
 //! known here (up to [`NEWEST`]) and ENOSYS when it is newer, so that programs fall back as on an
 //! older kernel.
 //!
-//! Left out on purpose: calls that mount, load modules, trace, reboot or profile; keyrings, bpf,
-//! userfaultfd, fanotify, opening files by handle; access to other processes' memory.
+//! Left out on purpose: calls that mount, load modules, reboot or profile; keyrings, bpf,
+//! userfaultfd, fanotify, opening files by handle; taking descriptors of other processes.
+//!
+//! Debuggers may trace and read other processes: no process inside has SYS_PTRACE, so the kernel
+//! lets them reach dumpable processes of their own user only, never the supervisor's.
 
 macro_rules! numbers {
     ($($name:ident)*) => { &[$(libc::$name),*] };
@@ -66,6 +69,8 @@ pub(crate) const ALLOWED: &[libc::c_long] = numbers! {
     SYS_sched_getattr SYS_getpriority SYS_setpriority SYS_ioprio_set SYS_ioprio_get SYS_getrlimit
     SYS_setrlimit SYS_prlimit64 SYS_getrusage SYS_times SYS_getcpu SYS_landlock_create_ruleset
     SYS_landlock_add_rule SYS_landlock_restrict_self
+    // debuggers
+    SYS_ptrace SYS_process_vm_readv SYS_process_vm_writev
     // signals
     SYS_rt_sigaction SYS_rt_sigprocmask SYS_rt_sigreturn SYS_rt_sigpending SYS_rt_sigtimedwait
     SYS_rt_sigqueueinfo SYS_rt_tgsigqueueinfo SYS_rt_sigsuspend SYS_sigaltstack SYS_pause SYS_alarm

@@ -84,6 +84,7 @@ pub(super) fn findings(home: &Path) -> Vec<Finding> {
         unprivileged(user),
         lsm(),
         seccomp_list(),
+        tracing(read("/proc/sys/kernel/yama/ptrace_scope").as_deref()),
         loop_devices(),
         inotify(),
     ];
@@ -246,6 +247,19 @@ fn seccomp_list() -> Finding {
     }
 }
 
+/// Whether debuggers work inside, by the host's setting of the Yama security module.
+fn tracing(yama: Option<&str>) -> Finding {
+    let id = "tracing";
+    match yama {
+        None | Some("0") => ok(id, "debuggers reach all processes of their user in a sandbox"),
+        Some("1") => ok(id, "debuggers reach only programs they start (Yama), not `gdb -p`"),
+        Some(scope) => {
+            let found = format!("kernel.yama.ptrace_scope is {scope}: no debugger works inside");
+            warn(id, found, "sysctl kernel.yama.ptrace_scope=1")
+        }
+    }
+}
+
 fn loop_devices() -> Finding {
     let path = "/dev/loop-control";
     match fs::OpenOptions::new().read(true).write(true).open(path) {
@@ -287,6 +301,16 @@ mod tests {
             ("", Level::Fail),
         ] {
             assert_eq!(kernel(release).level, level, "{release}");
+        }
+    }
+
+    #[test]
+    fn yama_that_forbids_debuggers_is_reported() {
+        for scope in [None, Some("0"), Some("1")] {
+            assert_eq!(tracing(scope).level, Level::Ok, "{scope:?}");
+        }
+        for scope in ["2", "3"] {
+            assert!(tracing(Some(scope)).fix.unwrap().contains("ptrace_scope=1"));
         }
     }
 

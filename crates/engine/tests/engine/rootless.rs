@@ -12,7 +12,7 @@ use super::*;
 const INSIDE: &str = "HARVEST_TEST_ROOTLESS";
 
 /// Tests of the engine that must pass unchanged for an unprivileged user.
-const UNCHANGED_TESTS: [&str; 24] = [
+const UNCHANGED_TESTS: [&str; 25] = [
     "lifecycle::command_runs_in_private_namespaces",
     "lifecycle::fork_bomb_hits_only_its_own_limit",
     "lifecycle::home_with_long_path_works",
@@ -37,6 +37,7 @@ const UNCHANGED_TESTS: [&str; 24] = [
     "volumes::a_volume_in_use_cannot_be_removed",
     "volumes::state_persists_between_runs",
     "upgrades::idle_zygote_of_another_build_is_replaced",
+    "probes::debuggers::debuggers_reach_only_processes_of_their_user",
 ];
 
 /// A user of the host, for the duration of one test.

@@ -6,17 +6,13 @@ use std::os::unix::fs::OpenOptionsExt;
 use super::*;
 
 pub(super) const PROBES: &[Probe] = &[
-    probe("trace", libc::EPERM, ADMIN, || {
-        // SAFETY: integers only; this process exits right afterwards, which detaches it.
-        check(unsafe { libc::ptrace(libc::PTRACE_SEIZE, 1, 0, 0) })
+    probe("trace", libc::EPERM, FOREIGN_PROCESS, || debuggers::seize(1)),
+    probe("trace_launcher", libc::EPERM, FOREIGN_PROCESS, || {
+        // SAFETY: takes no arguments.
+        debuggers::seize(unsafe { libc::getppid() })
     }),
-    probe("read_memory", libc::EPERM, ADMIN, || {
-        let mut byte = 0u8;
-        let here = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
-        let there = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 1 };
-        // SAFETY: the byte outlives the call; address 0 of another process is not mapped.
-        let read = unsafe { libc::process_vm_readv(1, &raw const here, 1, &raw const there, 1, 0) };
-        passes_guards(check(read.try_into().unwrap()), libc::EFAULT)
+    probe("read_memory", libc::EPERM, FOREIGN_PROCESS, || {
+        passes_guards(debuggers::read_memory(1, std::ptr::null()).map(drop), libc::EFAULT)
     }),
     probe("take_descriptor", libc::EPERM, ADMIN, || {
         // SAFETY: integers only.
