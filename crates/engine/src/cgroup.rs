@@ -184,25 +184,31 @@ impl Hierarchy {
             .collect()
     }
 
-    /// Kills the processes in `work`; true when none is left. Does not wait, so it is called
-    /// repeatedly. `frozen` keeps a freeze in effect: frozen processes die with the thaw.
-    pub(crate) fn kill_work(&self, home: &str, part: &str, frozen: bool) -> bool {
+    /// Kills the processes in `work`; true when every one of them was reached and `work` may be
+    /// used again. Does not wait, so it is called repeatedly. On v1 it leaves `work` frozen in
+    /// between, unless `keep_frozen` says that it was frozen before: then it always stays so, and
+    /// the killed processes die with the thaw.
+    pub(crate) fn kill_work(&self, home: &str, part: &str, keep_frozen: bool) -> bool {
         let Some(work) = self.freezer(home, part) else { return true };
-        // On v1, freezing first prevents forks between listing and killing.
-        let thaw_after =
-            (matches!(self, Self::V1 { .. }) && !frozen).then(|| work.join("freezer.state"));
-        if let Some(state) = &thaw_after {
-            let _ = fs::write(state, "FROZEN");
+        // The kernel itself reaches processes that are being forked.
+        if matches!(self, Self::V2 { .. }) && fs::write(work.join("cgroup.kill"), "1").is_ok() {
+            return true;
         }
-        let _ = fs::write(work.join("cgroup.kill"), "1");
+        // Frozen processes cannot fork between listing and killing. Without that, processes that
+        // pid 1 has started for later commands would be killed together with late forks.
+        let frozen = self.is_frozen(home, part);
         let left = self.work_processes(home, part);
         for pid in &left {
             let _ = kill_process(*pid, Signal::KILL);
         }
-        if let Some(state) = &thaw_after {
-            let _ = fs::write(state, "THAWED");
+        if !frozen && !left.is_empty() {
+            let _ = self.freeze(home, part, true);
+            return false;
         }
-        left.is_empty()
+        if !keep_frozen {
+            let _ = self.freeze(home, part, false);
+        }
+        true
     }
 
     /// Kills the processes left in a sandbox's cgroups and removes the cgroups; true when none is

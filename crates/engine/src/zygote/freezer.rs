@@ -52,17 +52,16 @@ impl HomeCgroups {
         self.send_order(id, pidfd, action).doing(|| "tell pid 1 to freeze its commands")
     }
 
-    /// Kills all processes that pid 1 has started; true when done. `frozen` keeps a freeze in
-    /// effect.
+    /// Kills all processes that pid 1 has started; true when done. See [`Hierarchy::kill_work`].
     pub(super) fn kill_work(
         &self,
         id: &SandboxId,
         cgroup: &str,
         pidfd: &OwnedFd,
-        frozen: bool,
+        keep_frozen: bool,
     ) -> bool {
         if self.hierarchy != Hierarchy::None {
-            return self.hierarchy.kill_work(&self.group, cgroup, frozen);
+            return self.hierarchy.kill_work(&self.group, cgroup, keep_frozen);
         }
         // One signal reaches all processes at once, so none escapes and none needs a second look.
         self.send_order(id, pidfd, KILL).is_ok()

@@ -24,6 +24,7 @@ use std::{
     },
     process::{Command, Stdio},
     rc::Rc,
+    time::Duration,
 };
 
 use harvest_proto::bridge::{Fault, FaultCode};
@@ -34,10 +35,12 @@ use self::launcher_protocol::{FromLauncher, ToLauncher};
 pub(crate) use self::launcher_protocol::{ProcessExit, ProcessSpec};
 use crate::{fd_passing, freeze, log};
 
-// A launcher may be killed while it starts a command; repeated kills are deliberate.
-const MAX_ATTEMPTS: usize = 5;
+// Pauses between attempts to start a command, 3.8 s together: the engine kills all commands of a
+// sandbox over its disk limit, launchers included, and repeats that for up to 2 s.
+const RETRY_PAUSES_MILLIS: [u64; 8] = [0, 30, 60, 120, 240, 480, 960, 1920];
 
-const NOT_STARTED: &str = "could not start a process for the command";
+const NOT_STARTED: &str = "could not start a process for the command: every attempt was killed, \
+    as the sandbox is over its limit of disk, memory or processes";
 
 // Enough for a burst of small commands; each idle launcher takes about 0.1 MB.
 const MAX_IDLE_LAUNCHERS: usize = 2;
@@ -86,14 +89,20 @@ impl Processes {
         stdio: StdioFds,
     ) -> Result<Child, Fault> {
         let run = ToLauncher::Run(spec.clone());
-        for _ in 0..MAX_ATTEMPTS {
+        for pause in RETRY_PAUSES_MILLIS {
+            if pause > 0 {
+                tokio::time::sleep(Duration::from_millis(pause)).await;
+            }
             let idle = self.idle.borrow_mut().pop();
             let mut launcher = match idle {
                 Some(launcher) => launcher,
-                None => self
-                    .launcher()
-                    .await
-                    .map_err(|error| system("cannot reach a launcher", &error))?,
+                None => match self.launcher().await {
+                    Ok(launcher) => launcher,
+                    Err(error) => {
+                        log::line(format_args!("cannot reach a launcher: {error}"));
+                        continue;
+                    }
+                },
             };
             let descriptors: Vec<BorrowedFd<'_>> = stdio.iter().map(AsFd::as_fd).collect();
             // A launcher may be killed at any moment: with its cgroup, with its spawner or by the
@@ -217,7 +226,16 @@ impl Child {
                     }
                     return Err(start_fault(spec, errno, &message));
                 }
-                _ if accepted => return Err(Fault::system(NOT_STARTED)),
+                // The command may have run: it was killed with its launcher.
+                _ if accepted => {
+                    return Ok(Some(Self {
+                        pid: 0,
+                        launcher: None,
+                        exit: Some(ProcessExit::Signal(9)),
+                        pool: None,
+                        launcher_died: true,
+                    }));
+                }
                 _ => return Ok(None),
             }
         }

@@ -10,7 +10,8 @@ use harvest_proto::{SandboxId, Timestamp};
 use super::{CLEAR_POLL, LiveSandbox, SandboxTable};
 use crate::{sandbox_record::DiskLimitStop, spec::Limits, zygote::disk_watch::WatchedSandbox};
 
-// A process that survives this long waits for a disk; the next scan handles it.
+// A process that cannot be frozen for this long waits for a disk; the next scan handles it. Pid 1
+// retries starts for longer than this.
 const KILL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The limits of one sandbox that the zygote enforces.
@@ -126,8 +127,13 @@ impl SandboxTable {
         for (id, live) in &mut self.live {
             let Some(until) = live.limit_state.killing_until else { continue };
             let frozen = live.thaw_at.is_some() || live.freezing_until.is_some();
-            if self.cgroups.kill_work(id, &live.cgroup, &live.pidfd, frozen) || until <= now {
+            if self.cgroups.kill_work(id, &live.cgroup, &live.pidfd, frozen) {
                 live.limit_state.killing_until = None;
+            } else if until <= now {
+                live.limit_state.killing_until = None;
+                if !frozen {
+                    let _ = self.cgroups.freeze(id, &live.cgroup, &live.pidfd, false);
+                }
             } else {
                 check_at = Some(now + CLEAR_POLL);
             }

@@ -110,6 +110,40 @@ fn stalled_reader_blocks_only_its_own_command() {
     world.engine.kill(&running.id).unwrap();
 }
 
+// The zygote does the same to a sandbox over its disk limit, on a busy machine for as long.
+#[test]
+fn command_waits_while_all_commands_are_killed() {
+    let world = World::new();
+    let running = world.start();
+    let groups: Vec<PathBuf> = world
+        .groups_of(&running.id)
+        .into_iter()
+        .flat_map(|group| ["work", "work/commands"].map(|name| group.join(name)))
+        .collect();
+    let end = Instant::now() + Duration::from_secs(1);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while Instant::now() < end {
+                groups.iter().for_each(|group| kill_all_in(group));
+            }
+        });
+        // Killed while it starts, or started after the kills: never refused.
+        while Instant::now() < end {
+            let output = shell(&running, "echo on");
+            assert!(output.exit == Exit::Signal(9) || output.out == "on", "{output:?}");
+        }
+    });
+    assert_eq!(shell(&running, "echo on").out, "on");
+}
+
+fn kill_all_in(group: &Path) {
+    use rustix::process::{Pid, Signal, kill_process};
+    let procs = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+    for pid in procs.lines().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)) {
+        let _ = kill_process(pid, Signal::KILL);
+    }
+}
+
 // Starts two sleepers outside the command's session, group and parent.
 const DETACHED_SLEEPERS: &str =
     "(setsid sh -c '(setsid sleep 1000 &) ; sleep 1000' >/dev/null 2>&1 &) ; ";
