@@ -22,7 +22,7 @@ use crate::{
     spec::Limits,
 };
 use layout::SandboxGroups;
-pub use layout::{Group, Setting};
+pub use layout::{CgroupView, Group, Setting};
 
 /// The cgroup hierarchy of this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -106,6 +106,15 @@ impl Hierarchy {
             Self::V2 { mount } => layout::v2(&mount.join(home).join(part), limits),
             Self::V1 { mounts } => layout::v1(mounts, &Path::new(home).join(part), limits),
             Self::None => SandboxGroups::default(),
+        }
+    }
+
+    /// What a sandbox sees of its cgroups.
+    pub(crate) fn view(&self, home: &str, part: &str) -> CgroupView {
+        match self {
+            Self::V2 { mount } => layout::v2_view(&mount.join(home).join(part)),
+            Self::V1 { mounts } => layout::v1_view(mounts, &Path::new(home).join(part)),
+            Self::None => CgroupView::default(),
         }
     }
 

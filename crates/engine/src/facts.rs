@@ -1,14 +1,14 @@
 //! Features that differ between hosts, found by trying and never by the kernel's version. The
 //! results go into [`crate::HostFacts`], which the plan depends on.
 
-use std::{sync::OnceLock, thread};
+use std::{fs, sync::OnceLock, thread};
 
-use rustix::thread::UnshareFlags;
+use rustix::thread::{CpuSet, UnshareFlags, sched_getaffinity};
 
 use crate::{
     child_probe::ChildProbe,
     isolate::network,
-    plan::{IdAllocation, Redirect},
+    plan::{HostSize, IdAllocation, Redirect},
     rootless,
 };
 
@@ -22,6 +22,24 @@ pub enum DisabledFeature {
 /// How sandboxes of this process get their ids.
 pub(crate) fn id_allocation() -> IdAllocation {
     if rootless::is_active() { IdAllocation::Shared } else { IdAllocation::PerSandbox }
+}
+
+/// The size of this host, as this process sees it; read once.
+pub(crate) fn host_size() -> &'static HostSize {
+    static SIZE: OnceLock<HostSize> = OnceLock::new();
+    SIZE.get_or_init(|| {
+        let read = |path| fs::read_to_string(path).unwrap_or_default();
+        let meminfo = read("/proc/meminfo");
+        let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+        let kib = total.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+        let set = sched_getaffinity(None).unwrap_or_default();
+        let most = u32::try_from(CpuSet::MAX_CPU).unwrap_or(u32::MAX);
+        HostSize {
+            memory_bytes: kib.unwrap_or(0) * 1024,
+            cpus: (0..most).filter(|cpu| set.is_set(*cpu as usize)).collect(),
+            cpuinfo: read("/proc/cpuinfo"),
+        }
+    })
 }
 
 /// Detects how this host redirects packets, in a child process while the zygote prepares the rest.

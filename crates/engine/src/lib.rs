@@ -56,7 +56,7 @@ pub mod zygote;
 
 use std::sync::Arc;
 
-pub use cgroup::{Group, Hierarchy, Setting};
+pub use cgroup::{CgroupView, Group, Hierarchy, Setting};
 pub use changes::{Baseline, Change, ChangeKind, Changes};
 pub use disk_thresholds::{Threshold, Thresholds};
 pub use disk_usage::{DiskSpace, DiskUsage, ItemUsage, SandboxUsage, SnapshotUsage, StoreFile};
@@ -68,7 +68,8 @@ pub use image::{Image, ImageUsers, PulledImage, is_image_name};
 pub use inspect::Inspected;
 pub use layer_cache::{LayerCache, copy_tree};
 pub use plan::{
-    Capability, HostFacts, IdAllocation, Namespace, PassedDescriptor, Plan, Redirect, Step,
+    Capability, HostFacts, HostSize, IdAllocation, Namespace, PassedDescriptor, Plan, Redirect,
+    Step,
 };
 pub use probe::{Finding, Level};
 pub use process::kill_with_parent;

@@ -5,6 +5,7 @@
 
 mod capability;
 mod step;
+mod visible_limits;
 
 use std::{
     fmt,
@@ -25,9 +26,10 @@ use crate::{
 };
 pub use capability::Capability;
 pub use step::{Namespace, PassedDescriptor, Step};
+use visible_limits::{cpuinfo, meminfo, sys_files, visible_cpus};
 
 /// The host's properties that a plan depends on.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostFacts {
     /// The cgroup hierarchy of this host.
     pub cgroups: Hierarchy,
@@ -39,6 +41,19 @@ pub struct HostFacts {
     pub redirect: Redirect,
     /// How sandboxes get their ids.
     pub ids: IdAllocation,
+    /// What programs would see of the host's size.
+    pub size: &'static HostSize,
+}
+
+/// The size of a host.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct HostSize {
+    /// Memory in bytes.
+    pub memory_bytes: u64,
+    /// The CPUs that sandboxes may use.
+    pub cpus: Vec<u32>,
+    /// The text of `/proc/cpuinfo`.
+    pub cpuinfo: String,
 }
 
 /// How sandboxes get their ids.
@@ -113,7 +128,7 @@ const OOM_SCORE: i32 = 400;
 #[must_use]
 pub(crate) fn plan(record: &Record, layers: &[PathBuf], facts: &HostFacts) -> Plan {
     let mut steps = spawn_steps(record, facts);
-    steps.extend(system_mounts());
+    steps.extend(system_mounts(record, facts));
     steps.extend([
         Step::Fork,
         Step::EnterUserNamespace,
@@ -183,12 +198,31 @@ fn assigned_steps(record: &Record, layers: &[PathBuf], facts: &HostFacts) -> Vec
         Step::SharedMemory { bytes: memory / 4 },
     ]);
     steps.extend(files(record, facts));
+    let cpus = visible_cpus(&facts.size.cpus, &record.limits, record.id.part());
+    steps.extend(limit_files(record, facts, &cpus));
     steps.extend(record.binds.iter().enumerate().map(|(number, bind)| Step::Bind {
         from: PassedDescriptor { path: bind.source.clone(), number: layers.len() + number },
         inside: bind.inside.clone(),
     }));
     steps.extend(volumes(record, layers.len() + record.binds.len()));
-    steps.extend([Step::Settle, Step::Root, Step::EnterUserNamespace, Step::Launch]);
+    // Every sandbox of the host would be confined to the same CPUs as the zygote anyway.
+    let cpus = if cpus == facts.size.cpus { Vec::new() } else { cpus };
+    steps.extend([Step::Settle, Step::Root, Step::EnterUserNamespace, Step::Launch { cpus }]);
+    steps
+}
+
+/// Files that show the limits where programs look for the size of their machine.
+fn limit_files(record: &Record, facts: &HostFacts, cpus: &[u32]) -> Vec<Step> {
+    let limits = &record.limits;
+    let file = |inside: &str, text: String| Step::File { inside: inside.into(), text };
+    let mut steps = vec![Step::SysFiles { files: sys_files(limits, &facts.cgroups, cpus) }];
+    // Without cgroups memory is not limited.
+    if facts.cgroups != Hierarchy::None && limits.memory_bytes < facts.size.memory_bytes {
+        steps.push(file("/proc/meminfo", meminfo(limits.memory_bytes)));
+    }
+    if cpus != facts.size.cpus {
+        steps.push(file("/proc/cpuinfo", cpuinfo(&facts.size.cpuinfo, cpus)));
+    }
     steps
 }
 
@@ -214,14 +248,14 @@ fn disk(layers: &[PathBuf]) -> Vec<Step> {
 }
 
 /// Mounts that every sandbox has, whatever its image.
-fn system_mounts() -> [Step; 6] {
+fn system_mounts(record: &Record, facts: &HostFacts) -> [Step; 6] {
     [
         Step::Scratch,
         Step::Proc,
         Step::Dev {
             nodes: NODES.map(|(name, major, minor)| (name.to_owned(), (major, minor))).into(),
         },
-        Step::Empty { inside: "/sys".into() },
+        Step::Sys(facts.cgroups.view(&facts.group, record.id.part())),
         Step::Mask { paths: MASKED.map(PathBuf::from).into() },
         Step::ReadOnly { paths: READ_ONLY.map(PathBuf::from).into() },
     ]

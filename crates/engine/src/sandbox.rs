@@ -100,6 +100,7 @@ impl Engine {
             resolv_conf: host_resolv_conf(record.network),
             redirect: facts::detect_redirect_in_thread(),
             ids: facts::id_allocation(),
+            size: facts::host_size(),
         };
         Ok(plan(&record, &layers, &facts))
     }

@@ -33,6 +33,8 @@ mod standbys;
 mod supervisor_client;
 #[path = "engine/upgrades.rs"]
 mod upgrades;
+#[path = "engine/visible_limits.rs"]
+mod visible_limits;
 #[path = "engine/volumes.rs"]
 mod volumes;
 #[path = "engine/world.rs"]

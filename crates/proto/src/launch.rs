@@ -49,6 +49,9 @@ pub struct Launch {
     pub sealed: bool,
     /// Maximum size of any file, for every process.
     pub file_bytes: Option<u64>,
+    /// The CPUs that commands run on by default; all if empty.
+    #[serde(default)]
+    pub cpus: Vec<u32>,
 }
 
 /// The role of an inherited descriptor.

@@ -72,6 +72,7 @@ impl Sandbox {
             uid: user.uid,
             gid: user.gid,
             file_bytes,
+            cpus: self.launch.cpus.clone(),
             terminal: false,
         }
     }

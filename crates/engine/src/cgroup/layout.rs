@@ -45,6 +45,17 @@ pub(crate) struct SandboxGroups {
     pub(crate) inherit: Vec<(Descriptor, PathBuf, bool)>,
 }
 
+/// The cgroups that a sandbox sees below `/sys`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CgroupView {
+    /// Cgroups to mount read-only, by their path inside.
+    pub groups: BTreeMap<PathBuf, PathBuf>,
+    /// Symbolic links, by their path inside.
+    pub links: BTreeMap<PathBuf, PathBuf>,
+    /// v1 controllers whose mounts must exist for a JVM to look at any; they show nothing.
+    pub empty_controllers: Vec<String>,
+}
+
 // Pid 1 holds outboxes and stream windows, a few MiB; this stops a leak, not a normal day.
 const SUPERVISOR_MEMORY_BYTES: u64 = 256 << 20;
 // Room for the moment between fork and joining `work`.
@@ -95,6 +106,29 @@ pub(super) fn v2(folder: &Path, limits: &Limits) -> SandboxGroups {
         (Descriptor::OomCount, work.join("memory.events"), false),
     ];
     SandboxGroups { make, clone_into: Some(supervisor), join: Vec::new(), inherit }
+}
+
+// `/proc/self/cgroup` is relative to the supervisor's cgroup: `/../work/agent`. Programs append that
+// to `/sys/fs/cgroup`, so the links lead them to the cgroup with the limits.
+pub(super) fn v2_view(folder: &Path) -> CgroupView {
+    let link = |name| (Path::new("/sys/fs/work").join(name), "/sys/fs/cgroup".into());
+    CgroupView {
+        groups: [("/sys/fs/cgroup".into(), folder.join("work"))].into(),
+        links: ["agent", "commands"].map(link).into(),
+        empty_controllers: Vec::new(),
+    }
+}
+
+pub(super) fn v1_view(mounts: &BTreeMap<String, PathBuf>, below: &Path) -> CgroupView {
+    let group = |controller: &str| {
+        let inside = Path::new("/sys/fs/cgroup").join(controller);
+        (inside, mounts[controller].join(below).join("work"))
+    };
+    CgroupView {
+        groups: ["cpu", "memory", "pids"].map(group).into(),
+        links: BTreeMap::new(),
+        empty_controllers: ["cpuacct", "cpuset"].map(str::to_owned).into(),
+    }
 }
 
 // Only the freezer separates agent and commands: fewer cgroups, and limits count both anyway.

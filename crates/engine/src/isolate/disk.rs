@@ -87,8 +87,9 @@ impl StepRunner {
                 self.prepared()?.dev(nodes, context.first_id).doing(|| "create /dev")
             }
             Step::Shm { bytes } => self.tree()?.shm(*bytes).doing(|| "mount /dev/shm"),
-            Step::Empty { inside } => {
-                self.prepared()?.empty(inside).doing(|| format!("cover {}", inside.display()))
+            Step::Sys(view) => self.prepared()?.sys(view).doing(|| "create /sys"),
+            Step::SysFiles { files } => {
+                self.tree()?.finish_sys(files).doing(|| "create the files of /sys")
             }
             Step::Mask { paths } => {
                 self.prepared()?.mask(paths, self.scratch()?).doing(|| "mask parts of /proc")

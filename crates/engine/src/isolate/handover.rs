@@ -122,7 +122,7 @@ impl StepRunner {
             .doing(|| "send the supervisor its early launch")
     }
 
-    pub(super) fn launch(&mut self) -> Result<(), StepError> {
+    pub(super) fn launch(&mut self, cpus: &[u32]) -> Result<(), StepError> {
         let (Some(assignment), Some(launcher)) = (self.assignment.take(), self.launcher.take())
         else {
             return Err(out_of_order());
@@ -130,7 +130,7 @@ impl StepRunner {
         let mut launch = assignment.launch;
         let (names, files): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.inherited).into_iter().unzip();
-        launch.descriptors = names;
+        (launch.descriptors, launch.cpus) = (names, cpus.to_vec());
         send_json(&launcher, &launch, &files).doing(|| "launch the supervisor")
     }
 }

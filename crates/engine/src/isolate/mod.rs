@@ -12,6 +12,7 @@ pub(crate) mod mounts;
 pub(crate) mod network;
 pub(crate) mod seccomp;
 mod settle;
+mod sys;
 pub(crate) mod syscalls;
 mod users;
 
@@ -204,7 +205,7 @@ impl StepRunner {
             }
             Step::Exec => Err(self.exec(context.supervisor)),
             Step::Settle => settle::wait(self.launcher.as_ref().ok_or_else(out_of_order)?),
-            Step::Launch => self.launch(),
+            Step::Launch { cpus } => self.launch(cpus),
             // Also refuses the steps of another process.
             _ => self.disk_step(step, context),
         }

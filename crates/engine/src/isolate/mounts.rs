@@ -27,7 +27,8 @@ use crate::{
 
 const NOSUID_NODEV: MountAttrFlags =
     MountAttrFlags::MOUNT_ATTR_NOSUID.union(MountAttrFlags::MOUNT_ATTR_NODEV);
-const READ_ONLY: u64 = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
+pub(super) const READ_ONLY: u64 =
+    libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
 
 // All sandboxes share `kernel.pty.max`, 3,072 by default: without a limit one of them could take
 // all.
@@ -177,7 +178,7 @@ pub(crate) struct RootTree {
 
 impl RootTree {
     /// Opens a folder inside, creating missing parts.
-    fn folder(&self, inside: &Path) -> io::Result<OwnedFd> {
+    pub(super) fn folder(&self, inside: &Path) -> io::Result<OwnedFd> {
         let mut at = PathBuf::new();
         let mut open = self.resolve(Path::new("."))?;
         for component in below_root(inside).components() {
@@ -288,11 +289,6 @@ impl RootTree {
         self.on_folder(&shm, Path::new("/dev/shm"))
     }
 
-    /// Covers a folder with an empty read-only one.
-    pub(crate) fn empty(&self, inside: &Path) -> io::Result<()> {
-        self.on_folder(&empty_tmpfs()?, inside)
-    }
-
     /// Hides paths below `/proc`. Not with `/dev/null`, which would accept writes.
     pub(crate) fn mask(&self, paths: &[PathBuf], scratch: &Scratch) -> io::Result<()> {
         let proc = folder(&self.root, "proc")?;
@@ -374,7 +370,7 @@ fn existing(at: &OwnedFd, path: &Path) -> io::Result<Option<(OwnedFd, bool)>> {
     }
 }
 
-fn empty_tmpfs() -> io::Result<OwnedFd> {
+pub(super) fn empty_tmpfs() -> io::Result<OwnedFd> {
     let flags =
         NOSUID_NODEV | MountAttrFlags::MOUNT_ATTR_NOEXEC | MountAttrFlags::MOUNT_ATTR_RDONLY;
     new("tmpfs", &[("mode", "0555"), ("size", "4k")], flags)

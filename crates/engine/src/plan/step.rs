@@ -10,7 +10,7 @@ use harvest_proto::launch::Descriptor;
 use serde::{Deserialize, Serialize};
 
 use super::{Capability, Redirect};
-use crate::cgroup::Group;
+use crate::cgroup::{CgroupView, Group};
 
 /// One step. Paths are the host's unless the field is called `inside`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -114,10 +114,12 @@ pub enum Step {
         /// Limit of all segments together.
         bytes: u64,
     },
-    /// Cover this folder with an empty, read-only one.
-    Empty {
-        /// Path inside the sandbox.
-        inside: PathBuf,
+    /// Mount a `/sys` that shows the sandbox's own cgroups and nothing of the host.
+    Sys(CgroupView),
+    /// Write the files of `/sys`, then make it read-only.
+    SysFiles {
+        /// Content by path below `/sys`.
+        files: BTreeMap<PathBuf, String>,
     },
     /// Hide these paths inside `/proc`.
     Mask {
@@ -170,7 +172,10 @@ pub enum Step {
     /// Wait until the zygote has recorded pid 1 and sends the assignment.
     AwaitAssignment,
     /// Tell the supervisor which sandbox it is pid 1 of.
-    Launch,
+    Launch {
+        /// The CPUs that its commands run on by default; all if empty.
+        cpus: Vec<u32>,
+    },
     /// Become root of the user namespace; the host's privileges are dropped.
     EnterUserNamespace,
     /// Lower the limits every process inherits.

@@ -26,6 +26,11 @@ fn facts() -> HostFacts {
         resolv_conf: "nameserver 192.0.2.1\n".into(),
         ids: IdAllocation::PerSandbox,
         redirect: Redirect::Nftables,
+        size: Box::leak(Box::new(HostSize {
+            memory_bytes: 64 << 30,
+            cpus: (0..8).collect(),
+            cpuinfo: String::new(),
+        })),
     }
 }
 
@@ -81,10 +86,10 @@ fn steps_before_the_assignment_are_equal_for_all() {
 fn supervisor_is_launched_after_privileges_are_dropped() {
     let plan = planned(Network::Door);
     let assigned = plan.parts().assigned;
-    assert!(
-        assigned.ends_with(&[Step::Settle, Step::Root, Step::EnterUserNamespace, Step::Launch]),
-        "{assigned:?}"
-    );
+    let [.., Step::Settle, Step::Root, Step::EnterUserNamespace, Step::Launch { .. }] = assigned
+    else {
+        panic!("{assigned:?}")
+    };
 }
 
 #[test]
@@ -115,6 +120,25 @@ fn plan_names_the_redirect_mechanism() {
     let facts = HostFacts { redirect: Redirect::Iptables, ..facts() };
     let plan = plan(&record(Network::Door), &[], &facts);
     assert!(plan.to_string().contains("redirect=\"iptables\""), "{plan}");
+}
+
+#[test]
+fn limits_are_shown_only_where_they_are_enforced() {
+    let files = |facts: &HostFacts| -> Vec<PathBuf> {
+        let plan = plan(&record(Network::Door), &[], facts);
+        let file = |step: &Step| match step {
+            Step::File { inside, .. } => Some(inside.clone()),
+            _ => None,
+        };
+        plan.steps.iter().filter_map(file).collect()
+    };
+    let meminfo = PathBuf::from("/proc/meminfo");
+    assert!(files(&facts()).contains(&meminfo));
+    assert!(files(&facts()).contains(&"/proc/cpuinfo".into()));
+    assert!(!files(&HostFacts { cgroups: Hierarchy::None, ..facts() }).contains(&meminfo));
+    let small = Box::leak(Box::new(HostSize { memory_bytes: 1 << 30, ..HostSize::default() }));
+    let small = HostFacts { size: small, ..facts() };
+    assert!(!files(&small).iter().any(|file| file.starts_with("/proc")));
 }
 
 #[test]

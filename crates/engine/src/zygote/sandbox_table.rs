@@ -195,6 +195,7 @@ impl SandboxTable {
             resolv_conf,
             redirect: self.redirect,
             ids: facts::id_allocation(),
+            size: facts::host_size(),
         };
         let mut plan = plan(record, layers, &facts);
         (self.alter)(&mut plan);
@@ -235,6 +236,7 @@ impl SandboxTable {
                 workdir: record.config.workdir,
                 sealed: record.network == Network::Nothing,
                 file_bytes: record.file_bytes,
+                cpus: Vec::new(),
             },
         };
         let files: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();

@@ -114,6 +114,7 @@ fn start(spec: &ProcessSpec, descriptors: Vec<OwnedFd>) -> io::Result<Pid> {
     let (stdin, stdout, stderr) = (next()?, next()?, next()?);
     super::join(descriptors)?;
     super::limit_file_size(spec.file_bytes)?;
+    super::run_on(&spec.cpus);
     if spec.terminal {
         return controlling_terminal::start(spec, &stdin);
     }

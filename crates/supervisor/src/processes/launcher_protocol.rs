@@ -16,6 +16,8 @@ pub(crate) struct ProcessSpec {
     pub(crate) gid: u32,
     /// `RLIMIT_FSIZE`.
     pub(crate) file_bytes: Option<u64>,
+    /// The CPUs to run on by default; all if empty.
+    pub(crate) cpus: Vec<u32>,
     /// Stdin is a terminal, which becomes the controlling terminal.
     pub(crate) terminal: bool,
 }

@@ -28,7 +28,10 @@ use std::{
 };
 
 use harvest_proto::bridge::{Fault, FaultCode};
-use rustix::process::{Resource, Rlimit};
+use rustix::{
+    process::{Resource, Rlimit},
+    thread::{CpuSet, sched_setaffinity},
+};
 use tokio::{io::Interest, net::UnixStream};
 
 use self::launcher_protocol::{FromLauncher, ToLauncher};
@@ -417,6 +420,14 @@ pub(crate) fn limit_file_size(bytes: Option<u64>) -> io::Result<()> {
         rustix::process::setrlimit(Resource::Fsize, limit)?;
     }
     Ok(())
+}
+
+/// Runs this thread and its children on these CPUs, which `nproc` and language runtimes count.
+fn run_on(cpus: &[u32]) {
+    let mut set = CpuSet::new();
+    cpus.iter().for_each(|cpu| set.set(*cpu as usize));
+    // A CPU that went offline leaves the default, which is to run on all.
+    let _all_cpus = (!cpus.is_empty()).then(|| sched_setaffinity(None, &set));
 }
 
 fn set_file_limit(files: Option<&str>) {

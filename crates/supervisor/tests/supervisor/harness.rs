@@ -88,6 +88,7 @@ impl Sandbox {
             workdir: "/".to_owned(),
             sealed: false,
             file_bytes: None,
+            cpus: Vec::new(),
         };
         let (ours, theirs) = UnixStream::pair().unwrap();
         let process = Process::new(env!("CARGO_BIN_EXE_harvest-supervisor"))
