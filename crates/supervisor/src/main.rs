@@ -1,8 +1,8 @@
 //! The static program inside the sandbox: pid 1 and its helper processes.
 //!
 //! One binary with six roles. Without an argument it is the supervisor; `spawner` and `launcher`
-//! are the processes between it and the commands, and `terminal` sets up a controlling terminal
-//! before it executes a command (see [`processes`]); `git` runs the git commands of a request (see
+//! are the processes between it and the commands, and `exec` prepares a child before it executes a
+//! command (see [`processes`]); `git` runs the git commands of a request (see
 //! [`git::program`]); `scripted-agent` is the built-in agent (see [`agents::scripted`]).
 #![forbid(unsafe_code)]
 
@@ -53,7 +53,7 @@ fn main() -> ExitCode {
         None => run::main(),
         Some("spawner") => processes::spawner::main(arguments.next().as_deref()),
         Some("launcher") => processes::launcher::main(arguments.next().as_deref()),
-        Some("terminal") => processes::controlling_terminal::main(),
+        Some(processes::exec_role::ROLE) => processes::exec_role::main(),
         Some(git::program::ROLE) => {
             let (checkout, job) = (arguments.next(), arguments.next());
             git::program::main(checkout.as_deref(), job.as_deref())

@@ -74,6 +74,7 @@ impl Sandbox {
             file_bytes,
             cpus: self.launch.cpus.clone(),
             terminal: false,
+            undumpable: false,
         }
     }
 

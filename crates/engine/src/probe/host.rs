@@ -84,7 +84,10 @@ pub(super) fn findings(home: &Path) -> Vec<Finding> {
         unprivileged(user),
         lsm(),
         seccomp_list(),
-        tracing(read("/proc/sys/kernel/yama/ptrace_scope").as_deref()),
+        tracing(
+            read("/proc/sys/kernel/yama/ptrace_scope").as_deref(),
+            read("/proc/sys/fs/suid_dumpable").as_deref(),
+        ),
         loop_devices(),
         inotify(),
     ];
@@ -247,9 +250,14 @@ fn seccomp_list() -> Finding {
     }
 }
 
-/// Whether debuggers work inside, by the host's setting of the Yama security module.
-fn tracing(yama: Option<&str>) -> Finding {
+/// Whether debuggers work inside and agents are out of their reach, by settings of the host: that
+/// of the Yama security module, and whether processes whose ids changed are dumpable.
+fn tracing(yama: Option<&str>, suid_dumpable: Option<&str>) -> Finding {
     let id = "tracing";
+    if suid_dumpable == Some("1") {
+        let found = "fs.suid_dumpable is 1: the agent's tools can write in the agent's name";
+        return warn(id, found, "sysctl fs.suid_dumpable=0");
+    }
     match yama {
         None | Some("0") => ok(id, "debuggers reach all processes of their user in a sandbox"),
         Some("1") => ok(id, "debuggers reach only programs they start (Yama), not `gdb -p`"),
@@ -305,12 +313,13 @@ mod tests {
     }
 
     #[test]
-    fn yama_that_forbids_debuggers_is_reported() {
+    fn settings_that_affect_debuggers_are_reported() {
         for scope in [None, Some("0"), Some("1")] {
-            assert_eq!(tracing(scope).level, Level::Ok, "{scope:?}");
+            assert_eq!(tracing(scope, Some("2")).level, Level::Ok, "{scope:?}");
+            assert!(tracing(scope, Some("1")).fix.unwrap().contains("suid_dumpable=0"));
         }
         for scope in ["2", "3"] {
-            assert!(tracing(Some(scope)).fix.unwrap().contains("ptrace_scope=1"));
+            assert!(tracing(Some(scope), None).fix.unwrap().contains("ptrace_scope=1"));
         }
     }
 

@@ -128,6 +128,8 @@ impl AgentProcess {
         let agent = super::named(launch.name);
         let invocation = agent.invocation(launch, cwd, resume);
         let mut spec = sandbox.process_spec(invocation.argv, &user, cwd);
+        // Its tools run as the same user; they must not write lines in its name.
+        spec.undumpable = true;
         spec.env.extend(
             NON_INTERACTIVE
                 .iter()

@@ -26,7 +26,7 @@ use rustix::{
 };
 
 use super::{
-    REAPER_STACK_BYTES, controlling_terminal, descendants,
+    REAPER_STACK_BYTES, descendants, exec_role,
     launcher_protocol::{FromLauncher, ProcessExit, ProcessSpec, ToLauncher},
 };
 use crate::{fd_passing, log};
@@ -111,14 +111,15 @@ fn start(spec: &ProcessSpec, descriptors: Vec<OwnedFd>) -> io::Result<Pid> {
     let mut descriptors = descriptors.into_iter();
     let mut next =
         || descriptors.next().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput));
-    let (stdin, stdout, stderr) = (next()?, next()?, next()?);
+    let stdio = [next()?, next()?, next()?];
     super::join(descriptors)?;
     super::limit_file_size(spec.file_bytes)?;
     super::run_on(&spec.cpus);
-    if spec.terminal {
-        return controlling_terminal::start(spec, &stdin);
+    if spec.terminal || spec.undumpable {
+        return exec_role::start(spec, &stdio);
     }
-    let mut command = command(spec, [stdin, stdout, stderr])?;
+    let mut command = command(spec, stdio)?;
+    set_user(&mut command, spec);
     let spawned = command.process_group(0).spawn();
     Ok(Pid::from_child(&spawned?))
 }
@@ -141,12 +142,15 @@ pub(super) fn command(
         .stdin(Stdio::from(stdin))
         .stdout(Stdio::from(stdout))
         .stderr(Stdio::from(stderr));
-    // Root keeps its capabilities; any other user loses them at exec. Setting the user clears the
-    // supplementary groups.
+    Ok(command)
+}
+
+/// Root keeps its capabilities; any other user loses them at exec. Setting the user clears the
+/// supplementary groups.
+pub(super) fn set_user(command: &mut Command, spec: &ProcessSpec) {
     if spec.uid != 0 || spec.gid != 0 {
         command.uid(spec.uid).gid(spec.gid);
     }
-    Ok(command)
 }
 
 fn reap(command: Pid, control: &UnixStream, alive: &Alive) {

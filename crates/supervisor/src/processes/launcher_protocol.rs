@@ -20,6 +20,8 @@ pub(crate) struct ProcessSpec {
     pub(crate) cpus: Vec<u32>,
     /// Stdin is a terminal, which becomes the controlling terminal.
     pub(crate) terminal: bool,
+    /// Other processes of the user cannot trace it or open its descriptors.
+    pub(crate) undumpable: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

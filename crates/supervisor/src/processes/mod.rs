@@ -9,8 +9,8 @@
 //! that a command usually costs one fork and one exec. Dropping a [`Child`] before it has exited
 //! kills it with all its descendants.
 
-pub(crate) mod controlling_terminal;
 mod descendants;
+pub(crate) mod exec_role;
 pub(crate) mod launcher;
 mod launcher_protocol;
 pub(crate) mod spawner;

@@ -1,6 +1,7 @@
 //! The promises of the design, each tested on the real binaries.
 #![expect(clippy::unwrap_used, reason = "a test that meets an error has failed")]
 
+mod agent_descriptors;
 mod agents;
 mod background_server;
 mod clocks;
