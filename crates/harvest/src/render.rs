@@ -167,8 +167,11 @@ fn default_lines(body: &EventBody, width: usize) -> Vec<String> {
             vec![format!("Started {sandbox} from {from} in {}", human_millis(*millis))]
         }
         EventBody::SandboxEnded { sandbox, reason } => vec![format!("Stopped {sandbox}: {reason}")],
-        EventBody::BootPhase { phase, status, millis, tail } => {
-            boot_phase(*phase, *status, *millis, tail.as_deref())
+        EventBody::BootPhase { failure: Some(failure), tail, .. } => {
+            with_tail(failure.message.clone(), tail.as_deref().unwrap_or_default())
+        }
+        EventBody::BootPhase { phase, status: PhaseStatus::Done, millis, .. } => {
+            boot_phase(*phase, *millis)
         }
         EventBody::RequestOpened { question, options, .. } => question_lines(question, options),
         EventBody::RequestClosed { answer: Some(answer), .. } => {
@@ -247,30 +250,16 @@ fn state_changed(state: SessionState, reason: StateReason, detail: Option<&str>)
     }
 }
 
-fn boot_phase(
-    phase: BootPhase,
-    status: PhaseStatus,
-    millis: Option<u64>,
-    tail: Option<&str>,
-) -> Vec<String> {
-    let time = human_millis(millis.unwrap_or(0));
-    let (done, subject) = match phase {
+fn boot_phase(phase: BootPhase, millis: Option<u64>) -> Vec<String> {
+    let done = match phase {
         // These take no noticeable time.
-        BootPhase::Starting | BootPhase::Ready if status == PhaseStatus::Done => return vec![],
-        BootPhase::Starting => ("Started the supervisor", "Starting the supervisor"),
-        BootPhase::Sync => ("Synced the checkout", "Syncing the checkout"),
-        BootPhase::Setup => ("Ran .harvest/setup.sh", ".harvest/setup.sh"),
-        BootPhase::Start => ("Ran .harvest/start.sh", ".harvest/start.sh"),
-        BootPhase::Agent => ("Started the agent", "Starting the agent"),
-        BootPhase::Ready => ("Ready", "Reporting readiness"),
+        BootPhase::Starting | BootPhase::Ready => return vec![],
+        BootPhase::Sync => "Synced the checkout",
+        BootPhase::Setup => "Ran .harvest/setup.sh",
+        BootPhase::Start => "Ran .harvest/start.sh",
+        BootPhase::Agent => "Started the agent",
     };
-    match status {
-        PhaseStatus::Done => vec![format!("{done} in {time}")],
-        PhaseStatus::Failed => {
-            with_tail(format!("{subject} failed after {time}"), tail.unwrap_or(""))
-        }
-        PhaseStatus::Started | PhaseStatus::Skipped => vec![],
-    }
+    vec![format!("{done} in {}", human_millis(millis.unwrap_or(0)))]
 }
 
 fn turn_ended(turn: u32, outcome: TurnOutcome, error: Option<&str>, millis: u64) -> Vec<String> {

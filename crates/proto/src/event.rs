@@ -95,6 +95,9 @@ pub enum EventBody {
         /// Last lines of its output, when it failed.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         tail: Option<String>,
+        /// Why it failed.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        failure: Option<BootFailure>,
     },
     /// A turn started.
     TurnStarted {
@@ -313,6 +316,16 @@ pub enum BootPhase {
     Agent,
     /// The sandbox accepts prompts.
     Ready,
+}
+
+/// Why a boot phase failed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct BootFailure {
+    /// What failed, in one line.
+    pub message: String,
+    /// Whether another boot would fail in the same way, so that none is tried.
+    pub permanent: bool,
 }
 
 /// Status of a boot phase.

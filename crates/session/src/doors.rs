@@ -2,16 +2,41 @@
 
 use std::any::Any;
 
-use harvest_gateway::{DoorListener, Gateway, ledger::DoorPolicy};
+use async_trait::async_trait;
+use harvest_gateway::{
+    DoorListener, Gateway,
+    ledger::{DoorPolicy, GitAccess},
+};
+use harvest_proto::BranchName;
 
-/// Opens doors for sandboxes.
+/// Opens doors for sandboxes, and looks at git remotes as they do.
+#[async_trait]
 pub trait Doors: Send + Sync {
     /// Serves one sandbox's door until the returned guard is dropped.
     fn open(&self, listener: Box<dyn DoorListener>, policy: DoorPolicy) -> Box<dyn Any + Send>;
+
+    /// Checks that a URL is the remote of a git repository. The error is a sentence.
+    async fn check_remote(&self, _access: &GitAccess) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Whether a remote has a branch; `None` when it did not say.
+    async fn has_branch(&self, _access: &GitAccess, _branch: &BranchName) -> Option<bool> {
+        None
+    }
 }
 
+#[async_trait]
 impl Doors for Gateway {
     fn open(&self, listener: Box<dyn DoorListener>, policy: DoorPolicy) -> Box<dyn Any + Send> {
         Box::new(Self::open(self, listener, policy))
+    }
+
+    async fn check_remote(&self, access: &GitAccess) -> Result<(), String> {
+        Self::check_remote(self, access).await
+    }
+
+    async fn has_branch(&self, access: &GitAccess, branch: &BranchName) -> Option<bool> {
+        Self::has_branch(self, access, branch).await
     }
 }

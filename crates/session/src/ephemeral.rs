@@ -7,7 +7,7 @@ use harvest_gateway::ledger::DoorPolicy;
 use harvest_proto::{
     BranchName, EventBody, RepositoryName, SandboxId, SessionId, SnapshotId,
     bridge::{Boot, BootStart, BridgeRole, Checkout, ToSupervisor},
-    event::{BootPhase, PhaseStatus, SnapshotKind},
+    event::{BootFailure, BootPhase, PhaseStatus, SnapshotKind},
 };
 use tokio::sync::{SemaphorePermit, mpsc};
 
@@ -22,8 +22,8 @@ use crate::{
 pub(crate) enum EphemeralError {
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
-    #[error("boot phase `{phase}` failed\n{tail}")]
-    Boot { phase: String, tail: String },
+    #[error("{message}\n{tail}")]
+    Boot { message: String, tail: String },
     #[error("not done after {} s", .limit.as_secs())]
     TimedOut { limit: Duration },
     #[error("{0}")]
@@ -103,19 +103,19 @@ impl EphemeralSandbox {
         while let Some(message) = self.events.recv().await {
             let OwnerMessage::Event(event) = message else { continue };
             self.bridge.send(ToSupervisor::EventsStored { upto: event.number });
-            let EventBody::BootPhase { phase, status, tail, .. } = event.body else { continue };
-            let name =
-                serde_json::to_string(&phase).unwrap_or_default().trim_matches('"').to_owned();
+            let EventBody::BootPhase { phase, status, tail, failure, .. } = event.body else {
+                continue;
+            };
+            if let Some(BootFailure { message, .. }) = failure {
+                return Err(EphemeralError::Boot { message, tail: tail.unwrap_or_default() });
+            }
             match status {
-                PhaseStatus::Failed => {
-                    return Err(EphemeralError::Boot {
-                        phase: name,
-                        tail: tail.unwrap_or_default(),
-                    });
-                }
                 PhaseStatus::Done if phase == BootPhase::Ready => return Ok(()),
-                PhaseStatus::Started => report(&name),
-                PhaseStatus::Done | PhaseStatus::Skipped => {}
+                PhaseStatus::Started => {
+                    let name = serde_json::to_string(&phase).unwrap_or_default();
+                    report(name.trim_matches('"'));
+                }
+                PhaseStatus::Done | PhaseStatus::Skipped | PhaseStatus::Failed => {}
             }
         }
         Err(BridgeError::Lost.into())

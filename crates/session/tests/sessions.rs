@@ -34,12 +34,12 @@ use async_trait::async_trait;
 use futures_util::StreamExt;
 use harvest_gateway::{
     DoorListener,
-    ledger::{DoorPolicy, Ledger, ResolvedPolicy},
+    ledger::{DoorPolicy, GitAccess, Ledger, ResolvedPolicy},
     vault::Vault,
 };
 use harvest_proto::{
-    Event, EventBody, PromptId, RepositoryName, SandboxId, Secret, SessionId, StateReason,
-    Timestamp,
+    BranchName, Event, EventBody, PromptId, RepositoryName, SandboxId, Secret, SessionId,
+    StateReason, Timestamp,
     api::{
         AddRepository, CheckOutcome, CreatePrompt, CreateSandbox, CreateSession, Evidence,
         ExecLine, ExecRequest, ForkSession, PromptStatus, PullRequest, PullRequestState,

@@ -1,6 +1,8 @@
 //! Prepares the sandbox for its session: checkouts, hooks, agent. Each phase is reported as an
 //! event; the first failure ends the boot. A boot runs once.
 
+mod failure;
+
 use std::{
     cell::{Cell, RefCell},
     future::Future,
@@ -12,10 +14,12 @@ use std::{
 
 use harvest_proto::{
     EventBody, SessionId,
-    bridge::{Boot, BootStart, Checkout, Fault, Reply},
+    bridge::{Boot, BootStart, Checkout, Exit, Fault, Reply},
     event::{BootPhase, PhaseStatus},
+    redact,
 };
 
+use self::failure::PhaseError;
 use crate::{
     agents::AgentContext,
     capture,
@@ -107,7 +111,8 @@ impl BootRunner {
                 launch: agent.clone(),
                 cwd: primary(&self.sandbox, boot),
             };
-            self.turns.start(context).await.map(|()| true)
+            let started = self.turns.start(context).await.map(|()| true);
+            started.map_err(|tail| PhaseError::transient("cannot start the agent").with_tail(tail))
         })
         .await?;
         self.report(BootPhase::Ready, PhaseStatus::Done, Some(0), None);
@@ -121,13 +126,13 @@ impl BootRunner {
     ) -> Result<(), ()> {
         let started_at = Instant::now();
         self.report(phase, PhaseStatus::Started, None, None);
-        let (status, tail) = match work.await {
+        let (status, error) = match work.await {
             Ok(true) => (PhaseStatus::Done, None),
             Ok(false) => (PhaseStatus::Skipped, None),
-            Err(tail) => (PhaseStatus::Failed, Some(tail)),
+            Err(error) => (PhaseStatus::Failed, Some(error)),
         };
         let millis = u64::try_from(started_at.elapsed().as_millis()).ok();
-        self.report(phase, status, millis, tail);
+        self.report(phase, status, millis, error);
         if status == PhaseStatus::Failed { Err(()) } else { Ok(()) }
     }
 
@@ -136,11 +141,15 @@ impl BootRunner {
         phase: BootPhase,
         status: PhaseStatus,
         millis: Option<u64>,
-        tail: Option<String>,
+        error: Option<PhaseError>,
     ) {
         self.phase.set(Some(phase));
         self.failed.set(status == PhaseStatus::Failed);
-        self.outbox.push(None, EventBody::BootPhase { phase, status, millis, tail });
+        let (failure, tail) = match error {
+            Some(PhaseError { failure, tail }) => (Some(failure), tail),
+            None => (None, None),
+        };
+        self.outbox.push(None, EventBody::BootPhase { phase, status, millis, tail, failure });
     }
 
     async fn sync<'a>(
@@ -155,9 +164,13 @@ impl BootRunner {
             // Without repositories the image need not contain git.
             return Ok(false);
         }
-        configured?;
+        configured.map_err(|tail| PhaseError::transient("cannot configure git").with_tail(tail))?;
         for checkout in &boot.repositories {
-            let warning = match git.sync(checkout, boot.start).await? {
+            let synced = git.sync(checkout, boot.start).await;
+            let synced = synced.map_err(|tail| {
+                PhaseError::of_sync(&checkout.name, checkout.base.as_ref(), tail)
+            })?;
+            let warning = match synced {
                 Synced::UpToDate => None,
                 Synced::Stale(message) => Some(message),
                 Synced::Cloned => {
@@ -189,15 +202,15 @@ fn check(boot: &Boot) -> Result<(), Fault> {
     }
 }
 
-/// Whether there was anything to do, or the last lines of the failed command.
-type PhaseResult = Result<bool, String>;
+/// Whether there was anything to do.
+type PhaseResult = Result<bool, PhaseError>;
 
 // Gives the agent's home and the workspace to the agent's user, regardless of the image.
 async fn starting(sandbox: &Sandbox, user: &User) -> PhaseResult {
     let home = sandbox.env(user).remove("HOME").unwrap_or_else(|| user.home.clone());
     for folder in [home, sandbox.workspace()] {
         own(Path::new(&folder), user)
-            .map_err(|error| format!("cannot create {folder}: {error}"))?;
+            .map_err(|error| PhaseError::transient(format!("cannot create {folder}: {error}")))?;
     }
     Ok(true)
 }
@@ -226,8 +239,17 @@ async fn hooks(
         ran = true;
         let shell = if Path::new("/bin/bash").exists() { "bash" } else { "sh" };
         let spec = sandbox.process_spec(vec![shell.to_owned(), script.clone()], user, &folder);
-        let captured = capture::run(sandbox, spec, timeout).await.map_err(|fault| fault.message)?;
-        captured.ok().map_err(|tail| format!("{}: {script}\n{tail}", checkout.name))?;
+        let captured = capture::run(sandbox, spec, timeout).await.map_err(|fault| {
+            PhaseError::transient(format!("cannot run {script}")).with_tail(fault.message)
+        })?;
+        if captured.exit != Exit::Code(0) {
+            let script = match checkouts {
+                [_] => script,
+                _ => format!("{}/{script}", checkout.folder),
+            };
+            let tail = redact::redact(&captured.tail);
+            return Err(PhaseError::of_hook(&script, captured.exit).with_tail(tail));
+        }
     }
     Ok(ran)
 }

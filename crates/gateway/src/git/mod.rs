@@ -2,6 +2,7 @@
 //! remote, with the credentials that the sandbox does not have. Fetches pass unchanged; `push`
 //! checks pushes.
 
+mod look;
 mod pktline;
 mod push;
 
@@ -18,6 +19,7 @@ use hyper::{
 };
 
 use crate::{
+    Shared,
     door::Door,
     http::{self, Abort, Body},
     ledger::GitAccess,
@@ -85,14 +87,14 @@ pub(crate) async fn answer(
         let message = "this session has read-only access to this repository";
         return Ok(http::text(StatusCode::FORBIDDEN, message));
     }
-    let remote = match Remote::resolve(&door, access).await {
+    let remote = match Remote::resolve(&door.shared, access).await {
         Ok(remote) => remote,
         Err(refused) => return Ok(refused),
     };
     let headers = filter_headers(&parts.headers, &[&TO_REMOTE[..], &TO_REMOTE_UNREAD].concat());
     let body = (wanted == GitRequest::Fetch)
         .then(|| reqwest::Body::wrap_stream(BodyDataStream::new(body)));
-    let answered = match remote.send(&door, wanted, headers, body).await {
+    let answered = match remote.send(&door.shared, wanted, headers, body).await {
         Ok(answered) => answered,
         Err(refused) => return Ok(refused),
     };
@@ -125,7 +127,7 @@ struct Remote {
 }
 
 impl Remote {
-    async fn resolve(door: &Door, access: &GitAccess) -> Result<Self, Response<Body>> {
+    async fn resolve(shared: &Shared, access: &GitAccess) -> Result<Self, Response<Body>> {
         let invalid = || {
             let message =
                 format!("the URL registered for `{}` is not an http or https URL", access.name);
@@ -139,7 +141,7 @@ impl Remote {
         }
         let secret = match &access.secret {
             None => None,
-            Some(name) => match door.shared.ledger.secret(name).await {
+            Some(name) => match shared.ledger.secret(name).await {
                 Some(secret) => Some((name.clone(), secret)),
                 None => {
                     let message = format!(
@@ -156,7 +158,7 @@ impl Remote {
     /// Sends a request to the remote. Any other response than 200 becomes an error response.
     async fn send(
         &self,
-        door: &Door,
+        shared: &Shared,
         wanted: GitRequest,
         headers: HeaderMap,
         body: Option<reqwest::Body>,
@@ -172,7 +174,7 @@ impl Remote {
         if let Some(value) = self.authorization().map_err(refused)? {
             request.headers_mut().insert(header::AUTHORIZATION, value);
         }
-        match door.shared.clients.execute(request).await {
+        match shared.clients.execute(request).await {
             Ok(answered) if answered.status() == StatusCode::OK => Ok(answered),
             Ok(answered) => Err(self.error_response(answered).await),
             Err(failed) => {

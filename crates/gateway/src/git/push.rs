@@ -134,11 +134,11 @@ impl Push {
     }
 
     async fn send(&self, head: Bytes, body: Incoming) -> Result<reqwest::Response, Response<Body>> {
-        let remote = Remote::resolve(&self.door, &self.access).await?;
+        let remote = Remote::resolve(&self.door.shared, &self.access).await?;
         let head = stream::iter([Ok(head)]);
         let body = reqwest::Body::wrap_stream(head.chain(BodyDataStream::new(body)));
         let headers = filter_headers(&self.parts.headers, &TO_REMOTE);
-        remote.send(&self.door, GitRequest::Push, headers, Some(body)).await
+        remote.send(&self.door.shared, GitRequest::Push, headers, Some(body)).await
     }
 
     async fn log_if_accepted(&self, report: &Report) -> bool {

@@ -314,3 +314,33 @@ async fn invalid_push_never_reaches_the_remote() {
     assert_eq!(answered.status(), 404);
     assert_eq!(setup.remote_heads().await, before);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn remote_is_checked_from_the_host() {
+    let setup = GitSetup::new(None).await;
+    let gateway = &setup.door.gateway;
+    let access = GitAccess {
+        name: "local/app".parse().unwrap(),
+        url: setup.forge.url("app"),
+        secret: Some("FORGE_TOKEN".into()),
+        branch: None,
+    };
+    assert_eq!(gateway.check_remote(&access).await, Ok(()));
+    assert_eq!(gateway.has_branch(&access, "main").await, Some(true));
+    assert_eq!(gateway.has_branch(&access, "mai").await, Some(false));
+    let wrong = |url: String, secret: Option<&str>| GitAccess {
+        url,
+        secret: secret.map(str::to_owned),
+        ..access.clone()
+    };
+    let missing = wrong(setup.forge.url("nope"), Some("FORGE_TOKEN"));
+    for (access, why) in [
+        (missing, "does not exist"),
+        (wrong(setup.forge.url("app"), None), "refused the token"),
+        (wrong("http://127.0.0.1:1/app.git".into(), None), "cannot reach"),
+    ] {
+        let error = gateway.check_remote(&access).await.unwrap_err();
+        assert!(error.contains(why), "{error}");
+        assert_eq!(gateway.has_branch(&access, "main").await, None);
+    }
+}

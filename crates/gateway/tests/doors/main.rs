@@ -87,6 +87,7 @@ struct TestDoor {
     ledger: Arc<RecordingLedger>,
     socket: PathBuf,
     handle: DoorHandle,
+    gateway: Gateway,
     folder: TempDir,
 }
 
@@ -96,7 +97,7 @@ impl TestDoor {
         let (ledger, socket) = (Arc::new(ledger), folder.path().join("door.sock"));
         let gateway = Gateway::new(Arc::clone(&ledger) as Arc<dyn Ledger>, config);
         let handle = gateway.open(Box::new(DoorSocket::bind(&socket).unwrap()), policy);
-        Self { ledger, socket, handle, folder }
+        Self { ledger, socket, handle, gateway, folder }
     }
 
     async fn request(&self, request: &DoorRequest) -> (DoorReply, BufReader<UnixStream>) {

@@ -1,7 +1,7 @@
 //! Renders streams of events and compares the text.
 
 use super::*;
-use harvest_proto::{PromptId, SandboxId, SnapshotId};
+use harvest_proto::{PromptId, SandboxId, SnapshotId, event::BootFailure};
 use serde_json::json;
 
 fn shown(bodies: Vec<EventBody>) -> String {
@@ -28,7 +28,7 @@ fn shown_by(mut renderer: Renderer, bodies: Vec<EventBody>) -> String {
 }
 
 fn phase(phase: BootPhase, status: PhaseStatus, millis: u64) -> EventBody {
-    EventBody::BootPhase { phase, status, millis: Some(millis), tail: None }
+    EventBody::BootPhase { phase, status, millis: Some(millis), tail: None, failure: None }
 }
 
 fn started(call: &str, name: &str, input: Value) -> EventBody {
@@ -73,13 +73,17 @@ fn boot_phases_are_timed_and_skipped_ones_hidden() {
             phase: BootPhase::Start,
             status: PhaseStatus::Failed,
             millis: Some(9),
-            tail: Some("no such file\nexit 127".into()),
+            tail: Some("no such file".into()),
+            failure: Some(BootFailure {
+                message: ".harvest/start.sh failed (exit 127)".into(),
+                permanent: true,
+            }),
         },
     ]);
     assert_eq!(
         screen,
         "Synced the checkout in 380ms\nStarted the agent in 1.6s\n\
-         .harvest/start.sh failed after 9ms\n  | no such file\n  | exit 127\n"
+         .harvest/start.sh failed (exit 127)\n  | no such file\n"
     );
 }
 

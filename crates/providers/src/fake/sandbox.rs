@@ -8,7 +8,7 @@ use std::{
 use harvest_proto::{
     BlobId, EventBody, PromptId, Timestamp, TurnId,
     bridge::{Boot, Fault, FaultCode, OutboxEvent, PromptProgress, Reply, Status, TurnRequest},
-    event::{Blob, BootPhase, PhaseStatus, TurnOutcome},
+    event::{Blob, BootFailure, BootPhase, PhaseStatus, TurnOutcome},
 };
 use tokio::sync::watch;
 
@@ -282,7 +282,8 @@ impl SandboxContent {
 
     fn phase(&mut self, phase: BootPhase, status: PhaseStatus) {
         let tail = (status == PhaseStatus::Failed).then(|| "made to fail by the test".to_owned());
-        self.event(EventBody::BootPhase { phase, status, millis: Some(1), tail });
+        let failure = tail.clone().map(|message| BootFailure { message, permanent: false });
+        self.event(EventBody::BootPhase { phase, status, millis: Some(1), tail, failure });
     }
 
     fn begin(&mut self, order: &TurnRequest) {

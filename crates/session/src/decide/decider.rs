@@ -81,8 +81,8 @@ impl<'a> Decider<'a> {
             Input::LinkUp { epoch, status } if epoch == current => self.link_up(&status),
             Input::LinkLost { epoch } if epoch == current => self.link_lost(),
             Input::BootReady { epoch } if epoch == current => self.boot_ready(),
-            Input::BootFailed { epoch, detail } if epoch == current => {
-                self.boot_failed(StateReason::BootFailed, detail)
+            Input::BootFailed { epoch, detail, permanent } if epoch == current => {
+                self.boot_failed(StateReason::BootFailed, detail, permanent)
             }
             Input::Prepared { epoch } if epoch == current => self.prepared(),
             Input::Discarded { epoch } if epoch == current => self.discarded(),

@@ -141,6 +141,8 @@ pub enum Input {
     BootFailed {
         epoch: u64,
         detail: String,
+        /// Another boot would fail in the same way.
+        permanent: bool,
     },
     /// The driver's own preparation of the sandbox is done.
     Prepared {

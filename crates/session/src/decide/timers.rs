@@ -19,7 +19,7 @@ impl Decider<'_> {
             }
             SandboxState::Booting { since, .. } if now.since(*since) >= timeouts.boot => {
                 let detail = format!("not ready after {} s", timeouts.boot.as_secs());
-                self.boot_failed(StateReason::BootTimeout, detail);
+                self.boot_failed(StateReason::BootTimeout, detail, false);
             }
             SandboxState::Booting { link: LinkState::Down { since }, .. }
             | SandboxState::Ready { link: LinkState::Down { since }, .. }

@@ -7,7 +7,7 @@ use harvest_gateway::{DoorListener, ledger::DoorPolicy};
 use harvest_proto::{
     EventBody, SandboxId, SessionId,
     bridge::{BridgeRole, OutboxEvent, ToSupervisor},
-    event::{BootPhase, PhaseStatus},
+    event::{BootFailure, BootPhase, PhaseStatus},
 };
 use harvest_store::Write;
 use tokio::sync::mpsc;
@@ -311,10 +311,9 @@ fn input_of(epoch: u64, event: &OutboxEvent) -> Option<Input> {
         EventBody::BootPhase { phase: BootPhase::Ready, status: PhaseStatus::Done, .. } => {
             Some(Input::BootReady { epoch })
         }
-        EventBody::BootPhase { phase, status: PhaseStatus::Failed, tail, .. } => {
-            let tail = tail.as_deref().unwrap_or_default();
-            let detail = format!("{}\n{tail}", describe_failure(*phase));
-            Some(Input::BootFailed { epoch, detail: detail.trim_end().to_owned() })
+        EventBody::BootPhase { failure: Some(BootFailure { message, permanent }), .. } => {
+            let (detail, permanent) = (message.clone(), *permanent);
+            Some(Input::BootFailed { epoch, detail, permanent })
         }
         EventBody::TurnEnded { prompt, outcome, .. } => {
             Some(Input::TurnEnded { prompt: prompt.clone(), outcome: *outcome })
@@ -326,17 +325,6 @@ fn input_of(epoch: u64, event: &OutboxEvent) -> Option<Input> {
             Some(Input::RequestClosed { request: request.clone(), answered: answer.is_some() })
         }
         _ => None,
-    }
-}
-
-fn describe_failure(phase: BootPhase) -> &'static str {
-    match phase {
-        BootPhase::Starting => "the sandbox did not boot",
-        BootPhase::Sync => "cannot clone or fetch the repositories",
-        BootPhase::Setup => ".harvest/setup.sh failed",
-        BootPhase::Start => ".harvest/start.sh failed",
-        BootPhase::Agent => "cannot start the agent",
-        BootPhase::Ready => "the sandbox did not become ready",
     }
 }
 

@@ -149,7 +149,8 @@ impl Driver {
         let reports = self.report_sender.clone();
         self.spawn_attached(async move {
             if let Err(BridgeError::Fault(fault)) = posted.reply().await {
-                let _ = reports.send(Input::BootFailed { epoch, detail: fault.message }.into());
+                let failed = Input::BootFailed { epoch, detail: fault.message, permanent: false };
+                let _ = reports.send(failed.into());
             }
         });
     }
@@ -186,7 +187,10 @@ impl Driver {
                 Ok(writes) => TaskReport::Input(Input::Prepared { epoch }, writes),
                 // The reconnect prepares again.
                 Err(checkout::PrepareError::Bridge(BridgeError::Lost)) => return,
-                Err(error) => Input::BootFailed { epoch, detail: error_chain(&error) }.into(),
+                Err(error) => {
+                    let detail = error_chain(&error);
+                    Input::BootFailed { epoch, detail, permanent: false }.into()
+                }
             };
             let _ = reports.send(report);
         });

@@ -14,12 +14,7 @@ impl Repositories {
     /// The pass of a sandbox. Without a branch it may only read. With the `trusted` policy this
     /// waits until the trusted names are known.
     pub(crate) async fn pass(&self, repositories: &[Repository], spec: PassSpec) -> DoorPolicy {
-        let access = |repository: &Repository| GitAccess {
-            name: repository.name.clone(),
-            url: self.current_url(&repository.url),
-            secret: repository.secret.clone(),
-            branch: spec.branch.clone(),
-        };
+        let access = |repository: &Repository| self.git_access(repository, spec.branch.clone());
         DoorPolicy {
             session: spec.session,
             network: match spec.network {
@@ -30,6 +25,20 @@ impl Repositories {
             },
             upstream: spec.upstream,
             repositories: repositories.iter().map(access).collect(),
+        }
+    }
+
+    /// How a repository's remote is reached. Without a branch it may only be read.
+    pub(super) fn git_access(
+        &self,
+        repository: &Repository,
+        branch: Option<BranchName>,
+    ) -> GitAccess {
+        GitAccess {
+            name: repository.name.clone(),
+            url: self.current_url(&repository.url),
+            secret: repository.secret.clone(),
+            branch,
         }
     }
 }

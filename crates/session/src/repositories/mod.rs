@@ -10,7 +10,8 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::stream::{self, BoxStream, StreamExt};
 use harvest_proto::{
-    NetworkPolicy, RepositoryName, RepositoryRef, SandboxId, SessionId, SnapshotId, Upstream,
+    BranchName, NetworkPolicy, RepositoryName, RepositoryRef, SandboxId, SessionId, SnapshotId,
+    Upstream,
     api::{AddRepository, Build, BuildLine, CheckOutcome, Repository},
     bridge::BootStart,
 };
@@ -58,10 +59,11 @@ impl Repositories {
         Self { shared: Arc::new(context) }
     }
 
-    /// Registers a repository.
+    /// Registers a repository, after a look at its remote.
     ///
     /// # Errors
-    /// When the URL or name is invalid, or the name is taken.
+    /// When the URL or name is invalid, the name is taken, or the remote is not a repository or has
+    /// no such base.
     pub async fn add(&self, add: AddRepository) -> Result<Repository, SessionError> {
         let url = add.url.trim().trim_end_matches('/').to_owned();
         check_url(&url)?;
@@ -82,8 +84,45 @@ impl Repositories {
             build: None,
             created_at: now(),
         };
+        // A taken name is the better error of the two.
+        if self.shared.store.repository_get(&repository.name).await.is_err() {
+            self.check_remote(&repository).await?;
+        }
         self.shared.store.repository_insert(&repository).await?;
         Ok(Repository { url, ..repository })
+    }
+
+    async fn check_remote(&self, repository: &Repository) -> Result<(), SessionError> {
+        let access = self.git_access(repository, None);
+        let checked = self.shared.sandboxes.doors.check_remote(&access).await;
+        checked.map_err(|why| {
+            let url = &access.url;
+            let what = format!(
+                "{url} is not registered: {why}; check the URL, or name a secret that may read it"
+            );
+            SessionError::invalid("remote_unavailable", what)
+        })?;
+        match &repository.base {
+            Some(base) => self.check_branch(repository, base).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses a branch that the remote is known not to have.
+    pub(crate) async fn check_branch(
+        &self,
+        repository: &Repository,
+        branch: &BranchName,
+    ) -> Result<(), SessionError> {
+        let access = self.git_access(repository, None);
+        if self.shared.sandboxes.doors.has_branch(&access, branch).await != Some(false) {
+            return Ok(());
+        }
+        let (name, url) = (&repository.name, &access.url);
+        let what = format!(
+            "branch {branch} does not exist in {name}; `git ls-remote --heads {url}` lists its branches"
+        );
+        Err(SessionError::invalid("no_branch", what))
     }
 
     /// Lists all repositories by name.

@@ -134,6 +134,10 @@ impl Sessions {
             if !names.insert(repository.name.clone()) {
                 return Err(invalid(format!("repository `{}` is listed twice", repository.name)));
             }
+            // The registered base was checked with its repository.
+            if let Some(base) = one.base.as_ref().filter(|_| one.base != repository.base) {
+                self.shared.repositories.check_branch(&repository, base).await?;
+            }
             let base = one.base.or(repository.base);
             checkouts.push(NewCheckout { repository: repository.name, base, base_commit: None });
         }

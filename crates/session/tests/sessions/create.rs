@@ -317,3 +317,30 @@ async fn repository_with_missing_image_is_refused() {
     assert!(repositories.get(&"local/no-such-image".parse().unwrap()).await.is_err());
     assert!(repositories.add(add("claude")).await.is_ok());
 }
+
+#[tokio::test]
+async fn wrong_url_or_branch_is_refused_at_once() {
+    let harness = Harness::new().await;
+    let ServerParts { repositories, sessions, .. } =
+        harness.serve_parts(harness.lease().await).await;
+    let url = "https://example.org/nowhere/app.git".to_owned();
+    let add = AddRepository { url: url.clone(), ..AddRepository::default() };
+    let refused = repositories.add(add).await.unwrap_err();
+    assert_eq!(refused.code(), "remote_unavailable");
+    assert!(refused.to_string().contains("no such remote"), "{refused}");
+    let create = CreateSession { repository: Some(url), ..CreateSession::default() };
+    assert_eq!(sessions.create(create, ada()).await.unwrap_err().code(), "remote_unavailable");
+    let create = CreateSession {
+        repository: Some("demo".into()),
+        base: Some("nobranch".parse().unwrap()),
+        ..CreateSession::default()
+    };
+    let refused = sessions.create(create, ada()).await.unwrap_err();
+    assert_eq!(refused.code(), "no_branch");
+    let message = refused.to_string();
+    assert!(message.starts_with("branch nobranch does not exist in local/demo;"), "{message}");
+    assert!(message.contains("git ls-remote --heads"), "{message}");
+    let names: Vec<_> = repositories.list().await.unwrap();
+    assert_eq!(names.len(), 1, "only the demo is registered: {names:?}");
+    assert!(harness.fake.created().is_empty());
+}

@@ -16,10 +16,19 @@ pub(crate) struct Harness {
 #[derive(Default)]
 pub(crate) struct RecordingDoors(pub(crate) Mutex<Vec<DoorPolicy>>);
 
+#[async_trait]
 impl Doors for RecordingDoors {
     fn open(&self, _: Box<dyn DoorListener>, policy: DoorPolicy) -> Box<dyn Any + Send> {
         self.0.lock().unwrap().push(policy);
         Box::new(())
+    }
+
+    async fn check_remote(&self, access: &GitAccess) -> Result<(), String> {
+        if access.url.contains("nowhere") { Err("no such remote".to_owned()) } else { Ok(()) }
+    }
+
+    async fn has_branch(&self, _: &GitAccess, branch: &BranchName) -> Option<bool> {
+        Some(branch.as_str() != "nobranch")
     }
 }
 

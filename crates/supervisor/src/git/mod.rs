@@ -37,6 +37,9 @@ const NO_HOOKS: [(&str, &str); 5] = [
 
 const ALL_BRANCHES: &str = "+refs/heads/*:refs/remotes/origin/*";
 
+/// Why a boot failed is read from git's messages.
+const ENGLISH: [(&str, &str); 1] = [("LC_ALL", "C.UTF-8")];
+
 /// Global settings of the user, written once per boot.
 const SETTINGS: [(&str, &str); 5] = [
     ("safe.directory", "*"),
@@ -84,6 +87,7 @@ impl Git<'_> {
             NON_INTERACTIVE
                 .iter()
                 .chain(&NO_HOOKS)
+                .chain(&ENGLISH)
                 .map(|(name, value)| ((*name).to_owned(), (*value).to_owned())),
         );
         spec

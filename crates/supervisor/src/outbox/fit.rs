@@ -79,7 +79,10 @@ fn shorten(body: &mut EventBody) {
             answer.iter_mut().for_each(text);
         }
         EventBody::TurnEnded { error, .. } => error.iter_mut().for_each(text),
-        EventBody::BootPhase { tail, .. } => tail.iter_mut().for_each(text),
+        EventBody::BootPhase { tail, failure, .. } => {
+            let message = failure.as_mut().map(|failure| &mut failure.message);
+            tail.iter_mut().chain(message).for_each(text);
+        }
         EventBody::AgentExited { tail, .. } => text(tail),
         EventBody::Warning { message } => text(message),
         EventBody::AgentRaw { line } => text(line),

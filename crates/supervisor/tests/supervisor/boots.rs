@@ -64,9 +64,14 @@ fn failing_hook_fails_the_boot_with_its_output() {
     owner.request(|id| ToSupervisor::Boot { id, boot: Box::new(boot) }).unwrap();
     let failed = owner
         .event(|body| matches!(body, EventBody::BootPhase { status: PhaseStatus::Failed, .. }));
-    let EventBody::BootPhase { phase, tail: Some(tail), .. } = failed else { panic!("{failed:?}") };
+    let EventBody::BootPhase { phase, tail: Some(tail), failure: Some(failure), .. } = failed
+    else {
+        panic!("{failed:?}")
+    };
     assert_eq!(phase, BootPhase::Setup);
-    assert!(tail.contains("no such luck") && tail.contains("code 9"), "{tail}");
+    assert_eq!(failure.message, ".harvest/setup.sh failed (exit 9)");
+    assert!(failure.permanent);
+    assert!(tail.contains("no such luck"), "{tail}");
     assert!(tail.contains("MY_TOKEN=***") && !tail.contains("geheim"), "{tail}");
     let refused =
         owner.request(|id| ToSupervisor::Prompt { id, prompt: Box::new(turn_request("x")) });
@@ -85,11 +90,12 @@ fn hook_timeout_kills_it_and_its_descendants() {
         owner.request(|id| ToSupervisor::Boot { id, boot: Box::new(boot) }).unwrap();
         let failed = owner
             .event(|body| matches!(body, EventBody::BootPhase { status: PhaseStatus::Failed, .. }));
-        let EventBody::BootPhase { phase, tail: Some(tail), .. } = failed else {
+        let EventBody::BootPhase { phase, tail, failure: Some(failure), .. } = failed else {
             panic!("{failed:?}")
         };
+        let tail = tail.unwrap_or_default();
         assert_eq!(phase, BootPhase::Start);
-        assert!(tail.contains("time limit"), "{tail}");
+        assert_eq!(failure.message, ".harvest/start.sh failed (killed by the time limit)");
         let left = fs::read_to_string(sandbox.at("home/left")).unwrap_or_default();
         if !left.is_empty() && tail.contains("waiting") {
             assert!(!is_alive(&left), "its descendant is still alive");

@@ -204,3 +204,25 @@ fn boots_fetch_only_base_and_own_branch() {
     let all = owner.sh(&fetch).1;
     assert!(all.contains("origin/harvest/other"), "the agent's own fetch brings all: {all}");
 }
+
+#[test]
+fn missing_base_fails_the_boot_for_good() {
+    let built = built_sandbox();
+    for start in [BootStart::Fresh, BootStart::Image] {
+        let sandbox = match start {
+            BootStart::Fresh => Sandbox::start(),
+            _ => on_the_disk_of(&built),
+        };
+        let mut request = two_checkouts(&built, start);
+        request.repositories[0].base = Some("nope".parse().unwrap());
+        let mut owner = sandbox.owner(1, 0);
+        owner.request(|id| ToSupervisor::Boot { id, boot: Box::new(request) }).unwrap();
+        let failed = owner
+            .event(|body| matches!(body, EventBody::BootPhase { status: PhaseStatus::Failed, .. }));
+        let EventBody::BootPhase { failure: Some(failure), .. } = failed else {
+            panic!("{failed:?}")
+        };
+        assert_eq!(failure.message, "branch nope does not exist in acme/shop");
+        assert!(failure.permanent);
+    }
+}

@@ -20,6 +20,7 @@ mod prompt_to_pull_request;
 mod quickstart;
 mod readme;
 mod recovery;
+mod repositories;
 mod resource_limits;
 mod sandboxes;
 mod secrets;

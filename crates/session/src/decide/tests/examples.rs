@@ -254,6 +254,22 @@ fn fast_boot_failure_is_retried_three_times() {
 }
 
 #[test]
+fn permanent_boot_failure_is_not_retried() {
+    let mut sim = Simulation::new();
+    while !matches!(sim.pending[..], [Action::Boot { .. }]) {
+        sim.execute(0, EffectOutcome::Success);
+    }
+    let epoch = sim.state.epoch;
+    sim.input(Input::BootFailed { epoch, detail: "setup".into(), permanent: true });
+    run(&mut sim);
+    assert_eq!(
+        sim.state.public,
+        PublicState { state: SessionState::Failed, reason: StateReason::BootFailed }
+    );
+    assert_eq!(sim.state.epoch, epoch, "no other sandbox was started");
+}
+
+#[test]
 fn slow_boot_failure_is_not_retried() {
     let mut sim = Simulation::new();
     let slow = sim.timeouts.breaker / 3;
@@ -274,7 +290,7 @@ fn reports_of_older_sandboxes_are_ignored() {
     let before = sim.state.clone();
     sim.input(Input::SandboxEnded { epoch: 1, reason: "killed".into() });
     sim.input(Input::LinkLost { epoch: 1 });
-    sim.input(Input::BootFailed { epoch: 1, detail: "late".into() });
+    sim.input(Input::BootFailed { epoch: 1, detail: "late".into(), permanent: true });
     assert_eq!(sim.state, before);
 }
 

@@ -21,7 +21,7 @@ async fn with_hook(host: &Host, name: &str, start: &str) -> SessionId {
     host.scripted(name, "Begin.", &json!([{ "text": "on" }])).await.id
 }
 
-/// The output tail of the hook that failed the boot.
+/// Why the hook failed the boot, and its last lines.
 async fn last_words(host: &Host, session: &SessionId) -> String {
     let failed = |body: &EventBody| {
         matches!(
@@ -30,8 +30,10 @@ async fn last_words(host: &Host, session: &SessionId) -> String {
         )
     };
     let failed = host.follow(session.clone()).until("the hook to fail", failed).await;
-    let EventBody::BootPhase { tail: Some(tail), .. } = failed.body else { panic!("{failed:?}") };
-    tail
+    let EventBody::BootPhase { tail, failure: Some(failure), .. } = failed.body else {
+        panic!("{failed:?}")
+    };
+    format!("{}\n{}", failure.message, tail.unwrap_or_default())
 }
 
 #[tokio::test]
@@ -48,7 +50,7 @@ async fn hostile_hook_fails_only_its_own_session() {
     assert_eq!(failed.reason, StateReason::BootFailed);
     let words = last_words(&host, &flood).await;
     assert!(
-        words.contains("last word") && words.contains("code 3") && words.len() < 65_536,
+        words.contains("last word") && words.contains("(exit 3)") && words.len() < 65_536,
         "{}",
         words.len()
     );

@@ -34,7 +34,7 @@ impl Simulation {
                     let end = match outcome {
                         EffectOutcome::Success => Input::BootReady { epoch },
                         EffectOutcome::Failure => {
-                            Input::BootFailed { epoch, detail: "setup.sh".into() }
+                            Input::BootFailed { epoch, detail: "setup.sh".into(), permanent: false }
                         }
                     };
                     sandbox.outbox.push(end);

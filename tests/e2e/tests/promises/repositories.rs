@@ -1,0 +1,84 @@
+//! Repositories as sessions meet them: wrong URLs and branches, failing hooks.
+
+use std::{fs, process::Command};
+
+use harvest_e2e::Host;
+use harvest_proto::{
+    EventBody,
+    api::SessionState,
+    event::{BootPhase, PhaseStatus},
+};
+use serde_json::json;
+
+/// Registers a folder with one commit, without a build.
+fn add(host: &Host, name: &str, files: &[(&str, &str)]) {
+    let folder = host.home().join("sources").join(name);
+    for (path, content) in [("file", "x\n")].iter().chain(files) {
+        let path = folder.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+    }
+    for arguments in ["init -q -b main", "add -A", "commit -q -m Begin"] {
+        let mut git = Command::new("git");
+        git.args(["-c", "user.name=T", "-c", "user.email=t@example.org"]).current_dir(&folder);
+        assert!(git.args(arguments.split(' ')).status().unwrap().success());
+    }
+    let added = host.harvest(["repo", "add", folder.to_str().unwrap()]);
+    assert_eq!(added.code, 0, "{added:?}");
+}
+
+fn volumes(host: &Host) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(host.home().join("volumes")) else { return Vec::new() };
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.filter(|name| !name.starts_with('.')).collect()
+}
+
+#[tokio::test]
+async fn failing_setup_runs_and_is_reported_once() {
+    let host = Host::start().await;
+    let setup = "echo no luck; exit 1\n";
+    add(&host, "shop", &[(".harvest/setup.sh", setup)]);
+    let session = host.scripted("shop", "Begin.", &json!([{ "text": "on" }])).await;
+    host.wait_for(&session.id, SessionState::Failed).await;
+    let events = host.events(&session.id).await;
+    let failed: Vec<_> = events
+        .iter()
+        .filter(|body| matches!(body, EventBody::BootPhase { status: PhaseStatus::Failed, .. }))
+        .collect();
+    let [EventBody::BootPhase { phase: BootPhase::Setup, tail, failure: Some(failure), .. }] =
+        failed[..]
+    else {
+        panic!("{failed:?}")
+    };
+    assert_eq!(failure.message, ".harvest/setup.sh failed (exit 1)");
+    assert_eq!(tail.as_deref(), Some("no luck\n"));
+    let details: Vec<_> = events
+        .iter()
+        .filter_map(|body| match body {
+            EventBody::StateChanged { state: SessionState::Failed, detail, .. } => {
+                detail.as_deref()
+            }
+            _ => None,
+        })
+        .collect();
+    assert_eq!(details, [".harvest/setup.sh failed (exit 1)"]);
+}
+
+#[tokio::test]
+async fn wrong_url_and_wrong_branch_leave_nothing() {
+    let host = Host::start().await;
+    add(&host, "shop", &[]);
+    let url = format!("{}/forge/nope.git", host.url().unwrap());
+    for refused in [host.harvest(["repo", "add", &url]), host.harvest(["run", "-r", &url, "hi"])] {
+        assert_eq!(refused.code, 1, "{refused:?}");
+        assert!(refused.stderr.contains("is not registered"), "{refused:?}");
+    }
+    let branch = host.harvest(["run", "-b", "nobranch", "-r", "shop", "hi"]);
+    assert_eq!(branch.code, 1, "{branch:?}");
+    let expected = "branch nobranch does not exist in local/shop";
+    assert!(branch.stderr.contains(expected), "{branch:?}");
+    let listed = host.harvest(["repo", "ls", "--json"]).stdout;
+    assert!(!listed.contains("nope"), "{listed}");
+    assert!(!host.harvest(["ls", "--json"]).stdout.contains("ses_"), "no session was created");
+    assert_eq!(volumes(&host), Vec::<String>::new());
+}
