@@ -40,6 +40,8 @@ pub struct DiskUsage {
     pub snapshots_bytes: u64,
     /// Each sandbox with its writable layer.
     pub sandboxes: Vec<SandboxUsage>,
+    /// The local forge: copies of folders and pushed branches.
+    pub forge_bytes: u64,
     /// Trash of home and cache that is not deleted yet.
     pub trash_bytes: u64,
     /// What a garbage collection would free now, including the trash.
@@ -108,6 +110,7 @@ impl Engine {
             snapshots,
             snapshots_bytes,
             sandboxes,
+            forge_bytes: tree_bytes(&self.disk.home.path().join("forge")).unwrap_or(0),
             trash_bytes,
             reclaimable_bytes: reclaimable + trash_bytes,
             store_file: self.store.file_size()?,

@@ -82,7 +82,7 @@ pub use spec::{
 };
 pub use store::{Driver, ParseDriverError, StoreKind};
 pub use volume::{
-    Backing, Volume, VolumeSpec,
+    Backing, DEFAULT_BYTES, Volume, VolumeSpec,
     state::{STATE_FOLDERS, STATE_INSIDE},
 };
 pub use wait::{EndWait, WAIT_RETRY_DELAY};

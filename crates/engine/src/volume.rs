@@ -25,6 +25,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Engine, EngineError,
     disk_thresholds::free_and_total_bytes,
+    disk_usage::tree_bytes,
     error::AtPath,
     file_lock, records,
     records::{read_record, sync, write_record},
@@ -43,24 +44,33 @@ const MARGIN_BYTES: u64 = 1 << 30;
 const MIN_BYTES: u64 = 4 << 20;
 const MAX_BYTES: u64 = 1 << 44;
 
+/// The size of a volume unless another one is chosen.
+pub const DEFAULT_BYTES: u64 = 2 << 30;
+const MAX_FILES: u64 = 500_000;
+
 /// A volume to create.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeSpec {
     /// The volume's name.
     pub name: VolumeName,
-    /// Bytes reserved on the host's disk; slightly less is usable.
+    /// The maximum size; slightly less is usable.
     pub size_bytes: u64,
     /// The minimum number of files, folders and links the volume can hold.
     pub files: u64,
     /// Folders to create in the volume whenever a sandbox mounts it.
     pub folders: Vec<String>,
+    /// Take space on the host's disk only as it is used, instead of all of it at once.
+    pub sparse: bool,
+    /// The repository that the volume belongs to.
+    pub owner: Option<String>,
 }
 
 impl VolumeSpec {
     /// 2 GiB for 500,000 files.
     #[must_use]
     pub const fn new(name: VolumeName) -> Self {
-        Self { name, size_bytes: 2 << 30, files: 500_000, folders: Vec::new() }
+        let (size_bytes, files) = (DEFAULT_BYTES, MAX_FILES);
+        Self { name, size_bytes, files, folders: Vec::new(), sparse: false, owner: None }
     }
 }
 
@@ -71,12 +81,16 @@ pub struct Volume {
     pub name: VolumeName,
     /// How the volume is stored.
     pub backing: Backing,
-    /// Bytes reserved on the host's disk.
+    /// The maximum size.
     pub size_bytes: u64,
     /// The minimum number of files the volume can hold.
     pub files: u64,
     /// Folders to create in the volume whenever a sandbox mounts it.
     pub folders: Vec<String>,
+    /// The volume takes space on the host's disk only as it is used.
+    pub sparse: bool,
+    /// The repository that the volume belongs to.
+    pub owner: Option<String>,
     /// When the volume was created.
     pub created_at: Timestamp,
 }
@@ -92,7 +106,7 @@ pub enum Backing {
 }
 
 impl Engine {
-    /// Creates a volume and reserves all of its space on the host's disk.
+    /// Creates a volume and, unless it is sparse, reserves all of its space on the host's disk.
     ///
     /// # Errors
     /// When the name is in use, the sizes are invalid or the host has too little free space.
@@ -126,6 +140,16 @@ impl Engine {
     /// When the record cannot be read.
     pub fn volume(&self, name: &VolumeName) -> Result<Option<Volume>, EngineError> {
         read_record(&self.volume_folder(name).join("record.json"))
+    }
+
+    /// The bytes a volume takes on the host's disk; 0 when it cannot be measured.
+    #[must_use]
+    pub fn volume_bytes(&self, volume: &Volume) -> u64 {
+        let folder = self.volume_folder(&volume.name);
+        match volume.backing {
+            Backing::Image => image::allocated_bytes(&folder).unwrap_or(0),
+            Backing::Folder => tree_bytes(&folder.join(FILES_FOLDER)).unwrap_or(0),
+        }
     }
 
     /// Removes a volume with all of its content. Idempotent.
@@ -241,6 +265,8 @@ impl Engine {
             size_bytes: spec.size_bytes,
             files: spec.files,
             folders: spec.folders.clone(),
+            sparse: spec.sparse,
+            owner: spec.owner.clone(),
             created_at: std::time::SystemTime::now().into(),
         };
         match volume.backing {
@@ -338,7 +364,8 @@ fn check_mount_point(inside: &Path) -> Result<(), EngineError> {
 
 fn check_free_space(folder: &Path, spec: &VolumeSpec) -> Result<(), EngineError> {
     let (free_bytes, _) = free_and_total_bytes(folder)?;
-    let needed_bytes = spec.size_bytes.saturating_add(MARGIN_BYTES);
+    let taken_bytes = if spec.sparse { 0 } else { spec.size_bytes };
+    let needed_bytes = taken_bytes.saturating_add(MARGIN_BYTES);
     if needed_bytes <= free_bytes {
         return Ok(());
     }
@@ -403,6 +430,8 @@ mod tests {
             size_bytes: 9,
             files: 1,
             folders: Vec::new(),
+            sparse: false,
+            owner: None,
             created_at: Timestamp::from_millis(0),
         };
         assert_eq!(max_file_bytes(None, std::slice::from_ref(&volume)), None);

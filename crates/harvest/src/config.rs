@@ -57,6 +57,8 @@ pub(crate) struct Config {
     pub(crate) anthropic_url: Option<String>,
     /// The disk driver of a new home.
     pub(crate) store_driver: Driver,
+    /// The maximum size of a new `/mnt/state` volume.
+    pub(crate) state_bytes: u64,
     /// The database of sessions; a file in the home when absent.
     pub(crate) database: Option<DatabaseUrl>,
     pub(crate) clocks: Timeouts,
@@ -142,6 +144,7 @@ impl Config {
             budget_tokens: file.budget_tokens,
             anthropic_url: file.anthropic_url,
             store_driver: file.store_driver.expect(HAS_DEFAULT),
+            state_bytes: file.state_size.expect(HAS_DEFAULT).0,
             database,
             clocks: file.clocks.timeouts()?,
             limits: file.limits.limits()?,

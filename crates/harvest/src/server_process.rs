@@ -217,8 +217,9 @@ pub(crate) fn open_engine(config: &Config) -> Result<Engine> {
 }
 
 /// The sandboxes, images and volumes of this home; needs no server.
-pub(crate) fn local_provider(engine: Engine, home: &Path) -> Arc<Local> {
-    Arc::new(Local::new(engine, recipes::all(home)))
+pub(crate) fn local_provider(engine: Engine, config: &Config) -> Arc<Local> {
+    let local = Local::new(engine, recipes::all(&config.home));
+    Arc::new(local.with_state_bytes(config.state_bytes))
 }
 
 /// Removes a home without a running server, including its sandboxes.
@@ -295,7 +296,7 @@ async fn open_parts(
     let dependencies = Dependencies {
         store: store.clone(),
         lease,
-        provider: local_provider(engine, &config.home),
+        provider: local_provider(engine, config),
         doors: Arc::new(gateway),
         forge: Arc::new(forge.clone()),
         vault,

@@ -15,7 +15,7 @@ use rustix::{
     io::Errno,
     mount::{
         FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, UnmountFlags, fsconfig_create,
-        fsconfig_set_string, fsmount, fsopen, mount,
+        fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, mount,
     },
 };
 
@@ -48,7 +48,10 @@ pub(crate) fn new(
 ) -> io::Result<OwnedFd> {
     let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
     for (key, value) in options {
-        fsconfig_set_string(context.as_fd(), *key, *value)?;
+        match *value {
+            "" => fsconfig_set_flag(context.as_fd(), *key)?,
+            value => fsconfig_set_string(context.as_fd(), *key, value)?,
+        }
     }
     fsconfig_create(context.as_fd())?;
     Ok(fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, flags)?)

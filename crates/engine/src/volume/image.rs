@@ -32,7 +32,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(2);
 // the default of mkfs.
 const SMALL_JOURNAL_FROM_BYTES: u64 = 256 << 20;
 
-/// Creates the file system and reserves all of its blocks.
+/// Creates the file system and, unless it is sparse, reserves all of its blocks.
 pub(super) fn create(volume: &Volume, folder: &Path) -> Result<(), EngineError> {
     let path = folder.join(IMAGE);
     let image = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path);
@@ -51,7 +51,7 @@ pub(super) fn create(volume: &Volume, folder: &Path) -> Result<(), EngineError> 
     }
     run(volume, "mkfs.ext4", &arguments, &path, 0)?;
     // After mkfs, which punches holes in place of zeros.
-    reserve(&image, volume.size_bytes).at("reserve", &path)?;
+    reserve(volume, &image).at("reserve", &path)?;
     image.sync_all().at("sync", &path)?;
     let root = mount(volume, folder)?;
     let _ = rustix::fs::unlinkat(&root, "lost+found", AtFlags::REMOVEDIR);
@@ -67,15 +67,18 @@ pub(super) fn mount(volume: &Volume, folder: &Path) -> Result<OwnedFd, EngineErr
         Some(device) => device,
         None => {
             repair(volume, &image, &path)?;
-            reserve(&image, volume.size_bytes).at("reserve", &path)?;
+            reserve(volume, &image).at("reserve", &path)?;
             LoopDevice::attach(&image).at("attach", &path)?
         }
     };
     let source = device.path().to_string_lossy().into_owned();
     let flags = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
+    let mut options = vec![("source", source.as_str())];
+    // Blocks of deleted files go back to the host.
+    options.extend(volume.sparse.then_some(("discard", "")));
     let deadline = Instant::now() + UNMOUNT_TIMEOUT;
     loop {
-        match mounts::new("ext4", &[("source", &source)], flags) {
+        match mounts::new("ext4", &options, flags) {
             // The unmount of an earlier user is still in progress.
             Err(error)
                 if error.kind() == io::ErrorKind::ResourceBusy && Instant::now() < deadline =>
@@ -104,12 +107,18 @@ pub(super) fn is_in_use(folder: &Path) -> Result<bool, EngineError> {
     Ok(false)
 }
 
-/// Reserves all blocks of the file.
-fn reserve(image: &File, bytes: u64) -> io::Result<()> {
-    if image.metadata()?.blocks().saturating_mul(512) < bytes {
+/// Reserves all blocks of the file, unless the volume is sparse.
+fn reserve(volume: &Volume, image: &File) -> io::Result<()> {
+    let bytes = volume.size_bytes;
+    if !volume.sparse && image.metadata()?.blocks().saturating_mul(512) < bytes {
         rustix::fs::fallocate(image, FallocateFlags::empty(), 0, bytes)?;
     }
     Ok(())
+}
+
+/// The bytes that the file takes on the host's disk.
+pub(super) fn allocated_bytes(folder: &Path) -> io::Result<u64> {
+    Ok(folder.join(IMAGE).metadata()?.blocks().saturating_mul(512))
 }
 
 /// Repairs a file system that was not cleanly unmounted, as after a power cut.

@@ -4,7 +4,7 @@
 use harvest_proto::RepositoryName;
 use ring::digest;
 
-use super::VolumeSpec;
+use super::{MAX_FILES, VolumeSpec};
 use crate::{
     Engine, EngineError,
     records::hex,
@@ -16,6 +16,9 @@ pub const STATE_INSIDE: &str = "/mnt/state";
 
 /// Folders that exist in the state volume whenever a sandbox mounts it.
 pub const STATE_FOLDERS: [&str; 4] = [".cache", "git-repos", "checkpoints", "workspace"];
+
+// For volumes that are too small for the usual number of files.
+const BYTES_PER_FILE: u64 = 4096;
 
 // With prefix and digest, the name stays well below the limit of 80.
 const READABLE_CHARS: usize = 48;
@@ -41,19 +44,32 @@ impl VolumeName {
 }
 
 impl Engine {
-    /// Creates the state volume if it does not exist and returns its mount, for
-    /// [`crate::Spec::volumes`].
+    /// Creates the state volume of a repository, or of commands without one, if it does not exist,
+    /// and returns its mount, for [`crate::Spec::volumes`]. The volume is sparse; `size_bytes` is
+    /// its maximum.
     ///
     /// # Errors
     /// When the host has too little free space for a new volume.
-    pub fn state(&self, name: &VolumeName) -> Result<VolumeMount, EngineError> {
+    pub fn state(
+        &self,
+        owner: Option<&RepositoryName>,
+        size_bytes: u64,
+    ) -> Result<VolumeMount, EngineError> {
+        let name = owner.map_or_else(VolumeName::of_commands, VolumeName::of_repository);
         let mount =
             VolumeMount { name: name.clone(), inside: STATE_INSIDE.into(), read_only: false };
-        if self.volume(name)?.is_some() {
+        if self.volume(&name)?.is_some() {
             return Ok(mount);
         }
-        let folders = STATE_FOLDERS.map(str::to_owned).into();
-        match self.volume_create(&VolumeSpec { folders, ..VolumeSpec::new(name.clone()) }) {
+        let spec = VolumeSpec {
+            size_bytes,
+            files: (size_bytes / BYTES_PER_FILE).min(MAX_FILES),
+            folders: STATE_FOLDERS.map(str::to_owned).into(),
+            sparse: true,
+            owner: owner.map(ToString::to_string),
+            ..VolumeSpec::new(name)
+        };
+        match self.volume_create(&spec) {
             // A concurrent start has created it.
             Ok(_) | Err(EngineError::VolumeExists { .. }) => Ok(mount),
             Err(error) => Err(error),

@@ -1,7 +1,8 @@
 //! Volumes: sharing, limits, persistence, and no mounts or devices left on the host after crashes.
 
 use harvest_engine::{
-    Backing, STATE_FOLDERS, STATE_INSIDE, Volume, VolumeMount, VolumeName, VolumeSpec,
+    Backing, DEFAULT_BYTES, STATE_FOLDERS, STATE_INSIDE, Volume, VolumeMount, VolumeName,
+    VolumeSpec,
 };
 use harvest_proto::SnapshotId;
 
@@ -279,11 +280,10 @@ fn many_starts_at_once_share_one_device() {
 #[test]
 fn state_persists_between_runs() {
     let world = World::new();
-    let state = world.engine.state(&VolumeName::of_commands()).unwrap();
+    let state = world.engine.state(None, DEFAULT_BYTES).unwrap();
     assert_eq!(state.inside, Path::new(STATE_INSIDE));
     let run = |script: &str| {
-        let running =
-            world.start_with(vec![world.engine.state(&VolumeName::of_commands()).unwrap()]);
+        let running = world.start_with(vec![world.engine.state(None, DEFAULT_BYTES).unwrap()]);
         let user = Some("10001".to_owned());
         let said = exec(&running, Command { user, ..command(&["sh", "-c", script]) });
         world.engine.remove(&running.id).unwrap();
@@ -299,6 +299,26 @@ fn state_persists_between_runs() {
     run("busybox rm /mnt/state/workspace");
     assert_eq!(run("busybox stat -c %u:%g:%a /mnt/state/workspace"), "10001:10001:755");
     assert_eq!(world.engine.volumes().unwrap().len(), 1);
+}
+
+#[test]
+fn state_takes_only_the_space_it_uses() {
+    const USED: u64 = 64 << 20;
+    let world = World::new();
+    let repository = "acme/shop".parse().unwrap();
+    let state = world.engine.state(Some(&repository), DEFAULT_BYTES).unwrap();
+    let volume = world.engine.volume(&state.name).unwrap().unwrap();
+    assert_eq!((volume.size_bytes, volume.owner.as_deref()), (DEFAULT_BYTES, Some("acme/shop")));
+    let taken = || world.engine.volume_bytes(&volume);
+    assert!(taken() < 32 << 20, "{} bytes of an empty volume", taken());
+    let running = world.start_with(vec![state]);
+    shell(&running, "busybox dd if=/dev/urandom of=/mnt/state/a bs=1M count=64; busybox sync");
+    assert!(taken() >= USED);
+    shell(&running, "busybox rm /mnt/state/a; busybox sync");
+    eventually("the blocks of the deleted file are given back", || {
+        shell(&running, "busybox sync");
+        taken() < USED
+    });
 }
 
 #[test]

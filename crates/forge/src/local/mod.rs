@@ -12,6 +12,7 @@
 //! {root}/.gitconfig              configuration of git while it reads imported folders
 //! ```
 
+mod disk;
 mod git;
 mod http_backend;
 mod import;

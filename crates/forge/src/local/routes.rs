@@ -11,7 +11,7 @@ use axum::{
 use base64::{Engine, prelude::BASE64_STANDARD};
 use harvest_proto::api::PullRequest;
 
-use super::{ForgeError, LocalForge, git, http_backend, page};
+use super::{ForgeError, LocalForge, disk, git, http_backend, page};
 
 pub(super) fn router(forge: LocalForge) -> Router {
     Router::new()
@@ -57,6 +57,12 @@ async fn serve(
     let name = repository.strip_suffix(".git").unwrap_or(repository);
     authorize(forge, name, request.headers())?;
     let folder = forge.existing_folder(name)?;
+    if (endpoint == "git-receive-pack" || query == "service=git-receive-pack")
+        && !disk::has_room(&folder)
+    {
+        let message = "the disk of the local forge is almost full; `harvest df` shows what uses it\n";
+        return Err((StatusCode::INSUFFICIENT_STORAGE, message).into_response());
+    }
     if query == "service=git-upload-pack"
         && let Err(error) = git::choose_default_branch(&folder.join("repository.git")).await
     {

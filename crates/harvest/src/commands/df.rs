@@ -69,6 +69,7 @@ fn totals(DfDocument { usage, sessions }: &DfDocument) -> Vec<[String; 3]> {
         row("snapshots", Some(usage.snapshots.len()), usage.snapshots_bytes),
         row("sandboxes", Some(usage.sandboxes.len()), sandboxes),
         row("volumes", Some(usage.volumes.len()), usage.volumes_bytes),
+        row("local forge", None, usage.forge_bytes),
         row("trash", None, usage.trash_bytes),
     ];
     // A part of the snapshots' row above.
@@ -87,8 +88,10 @@ fn items(usage: &DiskUsage) -> Vec<[String; 3]> {
         let what = if sandbox.running { "sandbox" } else { "dead sandbox" };
         row(what, sandbox.id.to_string(), sandbox.bytes)
     });
-    let volumes =
-        usage.volumes.iter().map(|volume| row("volume", volume.name.clone(), volume.size_bytes));
+    let volumes = usage.volumes.iter().map(|volume| {
+        let owner = volume.owner.as_ref().map(|owner| format!(" (/mnt/state of {owner})"));
+        row("volume", volume.name.clone() + &owner.unwrap_or_default(), volume.used_bytes)
+    });
     images.chain(snapshots).chain(sandboxes).chain(volumes).collect()
 }
 

@@ -23,7 +23,7 @@ pub(crate) async fn run(ctx: &Invocation, verb: VolumeCommand) -> Result<u8> {
             ctx.print.hint(hint);
         }
         VolumeCommand::Ls => {
-            let headings = ["NAME", "SIZE", "FILES", "BACKING", "AGE"];
+            let headings = ["NAME", "USED", "SIZE", "FILES", "BACKING", "AGE"];
             ctx.print.list(&list(&backend).await?, headings, row)?;
         }
         VolumeCommand::Rm { names } => {
@@ -50,13 +50,14 @@ async fn list(backend: &Backend) -> Result<Vec<Volume>> {
     Ok(backend.get::<Page<Volume>>("/v1/volumes").await?.items)
 }
 
-fn row(volume: &Volume) -> [String; 5] {
+fn row(volume: &Volume) -> [String; 6] {
     let backing = match volume.backing {
         VolumeBacking::Image => "file system",
         VolumeBacking::Folder => "folder (limits not enforced)",
     };
     [
         volume.name.clone(),
+        units::bytes(volume.used_bytes),
         units::bytes(volume.size_bytes),
         volume.files.to_string(),
         backing.to_owned(),

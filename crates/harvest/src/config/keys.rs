@@ -106,6 +106,8 @@ table! {
         store_driver: Driver, "`auto`, `dir` or `btrfs`", "`dir`",
             "The disk driver of a new `home`: plain folders, or btrfs, which snapshots and forks \
              in milliseconds; an existing home keeps its driver";
+        state_size: Size, "size", "`2g`",
+            "The maximum size of a new `/mnt/state` volume; it takes space only as it is used";
         database: Secret<String>, "`sqlite:PATH` or `postgres://USER:PASSWORD@HOST/NAME`",
             "`harvest.db` in `home`",
             "The database of sessions, prompts and events. PostgreSQL must be version 13 or newer, \

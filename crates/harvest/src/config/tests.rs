@@ -44,6 +44,7 @@ const SAMPLES: &[(&str, &str, &str)] = &[
     ("budget_tokens", "1", "2"),
     ("anthropic_url", "\"file\"", "env"),
     ("store_driver", "\"btrfs\"", "auto"),
+    ("state_size", "\"3g\"", "4g"),
     ("database", "\"sqlite:/file\"", "sqlite:/env"),
 ];
 

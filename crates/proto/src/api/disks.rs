@@ -23,8 +23,10 @@ pub struct DiskUsage {
     pub sandboxes: Vec<SandboxDiskUsage>,
     /// All volumes.
     pub volumes: Vec<Volume>,
-    /// Space reserved for all volumes.
+    /// Space all volumes take.
     pub volumes_bytes: u64,
+    /// Size of the local forge: copies of folders and pushed branches.
+    pub forge_bytes: u64,
     /// Size of deleted data that is still on the disk.
     pub trash_bytes: u64,
     /// Space a garbage collection would free now, including the trash.

@@ -26,12 +26,17 @@ pub struct Volume {
     pub name: String,
     /// How the volume is stored.
     pub backing: VolumeBacking,
-    /// Size of the volume.
+    /// Maximum size of the volume.
     pub size_bytes: u64,
+    /// Space it takes on the machine's disk.
+    pub used_bytes: u64,
     /// Maximum number of files.
     pub files: u64,
     /// Folders that are created whenever a sandbox mounts the volume.
     pub folders: Vec<String>,
+    /// Repository whose `/mnt/state` it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
     /// Time of creation.
     pub created_at: Timestamp,
 }

@@ -109,8 +109,10 @@ fn volume(name: &str, size_bytes: u64) -> Volume {
         name: name.to_owned(),
         backing: VolumeBacking::Folder,
         size_bytes,
+        used_bytes: size_bytes,
         files: 1,
         folders: Vec::new(),
+        owner: None,
         created_at: Timestamp::from_millis(0),
     }
 }
@@ -158,8 +160,9 @@ impl Host for Fake {
             snapshots: Vec::new(),
             snapshots_bytes: 0,
             sandboxes: Vec::new(),
-            volumes_bytes: volumes.iter().map(|volume| volume.size_bytes).sum(),
+            volumes_bytes: volumes.iter().map(|volume| volume.used_bytes).sum(),
             volumes,
+            forge_bytes: 0,
             trash_bytes: 0,
             reclaimable_bytes: 0,
             store_file: None,

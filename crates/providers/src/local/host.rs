@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use harvest_engine::{
-    Backing, DiskUsage as EngineUsage, Engine, ParseVolumeNameError, StoreKind,
+    Backing, DiskUsage as EngineUsage, Engine, EngineError, ParseVolumeNameError, StoreKind,
     Volume as EngineVolume, VolumeName, VolumeSpec,
 };
 use harvest_proto::{
@@ -24,8 +24,7 @@ const BYTES_PER_FILE: u64 = 4096;
 #[async_trait]
 impl Host for Local {
     async fn volume_list(&self) -> Result<Vec<Volume>, SandboxError> {
-        let volumes = self.engine("cannot list volumes", Engine::volumes).await?;
-        Ok(volumes.into_iter().map(api_volume).collect())
+        self.engine("cannot list volumes", volumes).await
     }
 
     async fn volume_create(&self, order: CreateVolume) -> Result<Volume, SandboxError> {
@@ -37,7 +36,7 @@ impl Host for Local {
         let files = order.files.unwrap_or(default.files.min(size_bytes / BYTES_PER_FILE));
         let spec = VolumeSpec { size_bytes, files, ..default };
         let doing = format!("cannot create volume `{}`", order.name);
-        self.engine(doing, move |engine| engine.volume_create(&spec)).await.map(api_volume)
+        self.engine(doing, move |engine| Ok(api_volume(engine, engine.volume_create(&spec)?))).await
     }
 
     async fn volume_delete(&self, name: &str) -> Result<(), SandboxError> {
@@ -62,7 +61,7 @@ impl Host for Local {
         // Measuring a layer for the first time may take a second.
         let (usage, volumes) = self
             .engine("cannot measure disk usage", |engine| {
-                Ok((engine.disk_usage()?, engine.volumes()?))
+                Ok((engine.disk_usage()?, volumes(engine)?))
             })
             .await?;
         Ok(disk_usage(usage, volumes))
@@ -99,8 +98,13 @@ impl Host for Local {
     }
 }
 
-fn api_volume(volume: EngineVolume) -> Volume {
+fn volumes(engine: &Engine) -> Result<Vec<Volume>, EngineError> {
+    Ok(engine.volumes()?.into_iter().map(|volume| api_volume(engine, volume)).collect())
+}
+
+fn api_volume(engine: &Engine, volume: EngineVolume) -> Volume {
     Volume {
+        used_bytes: engine.volume_bytes(&volume),
         name: volume.name.to_string(),
         backing: match volume.backing {
             Backing::Image => VolumeBacking::Image,
@@ -109,11 +113,12 @@ fn api_volume(volume: EngineVolume) -> Volume {
         size_bytes: volume.size_bytes,
         files: volume.files,
         folders: volume.folders,
+        owner: volume.owner,
         created_at: volume.created_at,
     }
 }
 
-fn disk_usage(usage: EngineUsage, volumes: Vec<EngineVolume>) -> DiskUsage {
+fn disk_usage(usage: EngineUsage, volumes: Vec<Volume>) -> DiskUsage {
     DiskUsage {
         driver: match usage.driver {
             StoreKind::Dir => "dir",
@@ -138,8 +143,9 @@ fn disk_usage(usage: EngineUsage, volumes: Vec<EngineVolume>) -> DiskUsage {
             .into_iter()
             .map(|one| SandboxDiskUsage { id: one.id, running: one.running, bytes: one.bytes })
             .collect(),
-        volumes_bytes: volumes.iter().map(|volume| volume.size_bytes).sum(),
-        volumes: volumes.into_iter().map(api_volume).collect(),
+        volumes_bytes: volumes.iter().map(|volume| volume.used_bytes).sum(),
+        volumes,
+        forge_bytes: usage.forge_bytes,
         trash_bytes: usage.trash_bytes,
         reclaimable_bytes: usage.reclaimable_bytes,
         store_file: usage.store_file,

@@ -45,6 +45,7 @@ pub struct Local {
     recipes: Recipes,
     starts: Arc<Semaphore>,
     counting: Arc<Mutex<()>>,
+    state_bytes: u64,
 }
 
 impl Local {
@@ -55,7 +56,14 @@ impl Local {
             recipes,
             starts: Arc::new(Semaphore::new(CONCURRENT_STARTS)),
             counting: Arc::default(),
+            state_bytes: harvest_engine::DEFAULT_BYTES,
         }
+    }
+
+    /// Sets the maximum size of new `/mnt/state` volumes.
+    #[must_use]
+    pub const fn with_state_bytes(self, state_bytes: u64) -> Self {
+        Self { state_bytes, ..self }
     }
 
     /// Runs `work` on a blocking thread.

@@ -2,8 +2,7 @@
 
 use async_trait::async_trait;
 use harvest_engine::{
-    EndWait, Engine, EngineError, Network, Running, SandboxState, Spec, VolumeName,
-    WAIT_RETRY_DELAY,
+    EndWait, Engine, EngineError, Network, Running, SandboxState, Spec, WAIT_RETRY_DELAY,
 };
 use harvest_proto::{
     SandboxId, SnapshotId,
@@ -37,7 +36,8 @@ impl SandboxProvider for Local {
     async fn create(&self, spec: SandboxSpec) -> Result<Created, SandboxError> {
         let (spec, state) = engine_spec(spec)?;
         let _permit = self.starts.acquire().await.expect("the semaphore is never closed");
-        let started = self.engine(STARTING, move |engine| start(engine, spec, state));
+        let state_bytes = self.state_bytes;
+        let started = self.engine(STARTING, move |engine| start(engine, spec, state, state_bytes));
         Ok(started.await?.0)
     }
 
@@ -49,7 +49,7 @@ impl SandboxProvider for Local {
         let _permit = self.starts.acquire().await.expect("the semaphore is never closed");
         let started = self.work(STARTING, move |engine| {
             let failed = |error| sandbox_error(STARTING, error);
-            let (created, running) = start(engine, spec, state).map_err(failed)?;
+            let (created, running) = start(engine, spec, state, state_bytes).map_err(failed)?;
             // On the same thread, which saves a hop before the first command.
             let stream = connect_blocking(&running.bridge);
             Ok((created, stream.map_err(|error| SandboxError::failed(STARTING, error))?))
@@ -197,7 +197,8 @@ impl Local {
 fn start(
     engine: &Engine,
     mut spec: Spec,
-    state: Option<VolumeName>,
+    state: Option<StateVolume>,
+    state_bytes: u64,
 ) -> Result<(Created, Running), EngineError> {
     let (asked_for, mut warnings) = (spec.volumes.clone(), Vec::new());
     if spec.network == Network::Host {
@@ -209,7 +210,11 @@ fn start(
         tracing::warn!(sandbox = %id, error = error_chain(error), "a sandbox starts without /mnt/state");
         format!("without /mnt/state: {}", error_chain(error))
     };
-    match state.map(|state| engine.state(&state)) {
+    let state = state.map(|state| match state {
+        StateVolume::Repository(owner) => engine.state(Some(&owner), state_bytes),
+        StateVolume::Standalone => engine.state(None, state_bytes),
+    });
+    match state {
         Some(Ok(state)) => spec.volumes.push(state),
         Some(Err(error)) => warnings.push(without(&error)),
         None => {}

@@ -2,19 +2,16 @@
 
 use harvest_engine::{
     Image, Inspected, Limits, Network, Origin, Owner, ParseVolumeNameError, SandboxState, Spec,
-    VolumeMount, VolumeName,
+    VolumeMount,
 };
 use harvest_proto::api::{
     Sandbox, SandboxLimits, SandboxNetwork, SandboxOwner, SandboxStatus, VolumeMount as Mount,
 };
 use harvest_session::sandboxes::{SandboxError, SandboxSpec, StartFrom, StateVolume};
 
-/// The engine's spec, without the state volume, and the name of that volume.
-pub(super) fn engine_spec(spec: SandboxSpec) -> Result<(Spec, Option<VolumeName>), SandboxError> {
-    let state = spec.state.map(|state| match state {
-        StateVolume::Repository(repository) => VolumeName::of_repository(&repository),
-        StateVolume::Standalone => VolumeName::of_commands(),
-    });
+/// The engine's spec, without the state volume, and that volume.
+pub(super) fn engine_spec(spec: SandboxSpec) -> Result<(Spec, Option<StateVolume>), SandboxError> {
+    let state = spec.state;
     let spec = Spec {
         id: spec.id,
         from: match spec.from {
