@@ -2,7 +2,7 @@
 
 use harvest_proto::{
     BranchName, CheckoutFolder,
-    bridge::{Command, GitQuery, GitRequest, Reply, ToSupervisor, Truncation},
+    bridge::{Command, DiffStat, GitQuery, GitRequest, Reply, ToSupervisor, Truncation},
     names::InvalidBranchName,
 };
 use harvest_store::{CheckoutRecord, Write};
@@ -34,14 +34,20 @@ pub(crate) fn command(argv: &[&str], folder: &str, timeout_millis: u64) -> Comma
     }
 }
 
-/// The commit that is checked out and the remote's default branch.
-pub(crate) async fn head(
-    bridge: &Bridge,
-    folder: &CheckoutFolder,
-) -> Result<(Option<String>, Option<String>), BridgeError> {
+/// What is checked out.
+pub(crate) struct Head {
+    pub(crate) commit: Option<String>,
+    /// Of the remote.
+    default_branch: Option<String>,
+    has_setup: bool,
+}
+
+pub(crate) async fn head(bridge: &Bridge, folder: &CheckoutFolder) -> Result<Head, BridgeError> {
     let request = GitRequest::Head { checkout: folder.clone() };
     match bridge.request(|id| ToSupervisor::Git { id, request }).await? {
-        Reply::Head { commit, default_branch } => Ok((commit, default_branch)),
+        Reply::Head { commit, default_branch, has_setup } => {
+            Ok(Head { commit, default_branch, has_setup })
+        }
         _ => Err(BridgeError::UnexpectedReply),
     }
 }
@@ -87,13 +93,17 @@ pub(crate) async fn prepare(
     Ok(writes)
 }
 
-/// Records the checked-out commit and the remote's default branch.
+/// Records where the session's changes begin and the remote's default branch.
 async fn base_writes(
     bridge: &Bridge,
     checkout: &CheckoutRecord,
 ) -> Result<Vec<Write>, BridgeError> {
-    let (commit, base) = head(bridge, &checkout.folder).await?;
+    let Head { commit, default_branch: base, has_setup } = head(bridge, &checkout.folder).await?;
     let repository = &checkout.repository;
+    let commit = match commit {
+        Some(commit) if has_setup => Some(after_setup(bridge, &checkout.folder, commit).await?),
+        other => other,
+    };
     let commit = commit.map(|commit| Write::BaseCommit { repository: repository.clone(), commit });
     let base = base.and_then(|base| match base.parse() {
         Ok(base) => Some(Write::DefaultBase { repository: repository.clone(), base }),
@@ -104,6 +114,24 @@ async fn base_writes(
         }
     });
     Ok(commit.into_iter().chain(base).collect())
+}
+
+/// The tree that setup left, or the commit if setup changed nothing. What setup leaves behind is
+/// no change of the session. Best effort: a tree that cannot be saved only widens the first diff.
+async fn after_setup(
+    bridge: &Bridge,
+    folder: &CheckoutFolder,
+    commit: String,
+) -> Result<String, BridgeError> {
+    match bridge.git_save_tree(folder, Some(&commit)).await {
+        Ok((_, DiffStat { files: 0, .. })) => Ok(commit),
+        Ok((tree, _)) => Ok(tree),
+        Err(BridgeError::Fault(fault)) => {
+            tracing::debug!(%folder, fault.message, "cannot save the tree after setup");
+            Ok(commit)
+        }
+        Err(lost) => Err(lost),
+    }
 }
 
 /// The diff of each checkout against its base commit. With several checkouts, paths start with the

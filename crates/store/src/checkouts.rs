@@ -15,7 +15,7 @@ pub struct NewCheckout {
     pub repository: RepositoryName,
     /// Branch to start from; the remote's default branch when absent.
     pub base: Option<BranchName>,
-    /// Base commit of the session's diff, if known.
+    /// Where the session's diff begins, if known: a commit, or the tree that setup left.
     pub base_commit: Option<String>,
 }
 
@@ -25,7 +25,7 @@ pub struct CheckoutRecord {
     pub folder: CheckoutFolder,
     /// Branch the session started from; the remote's default branch when absent.
     pub base: Option<BranchName>,
-    /// Base commit of the session's diff, once known.
+    /// Where the session's diff begins, once known: a commit, or the tree that setup left.
     pub base_commit: Option<String>,
     /// Newest commit pushed through the git door.
     pub pushed_commit: Option<String>,

@@ -105,7 +105,7 @@ pub enum Write {
         repository: RepositoryName,
         base: BranchName,
     },
-    /// Sets the base commit of the session's diff in a repository.
+    /// Sets where the session's diff in a repository begins: a commit, or the tree that setup left.
     BaseCommit {
         repository: RepositoryName,
         commit: String,

@@ -60,7 +60,8 @@ async fn serve(
     if (endpoint == "git-receive-pack" || query == "service=git-receive-pack")
         && !disk::has_room(&folder)
     {
-        let message = "the disk of the local forge is almost full; `harvest df` shows what uses it\n";
+        let message =
+            "the disk of the local forge is almost full; `harvest df` shows what uses it\n";
         return Err((StatusCode::INSUFFICIENT_STORAGE, message).into_response());
     }
     if query == "service=git-upload-pack"

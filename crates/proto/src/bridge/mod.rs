@@ -34,7 +34,7 @@ use crate::{
 };
 
 /// Version of the protocol, raised when a frame is added or changes its meaning.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// Credit of a stream before the first `Credit` frame.
 pub const INITIAL_CREDIT_BYTES: u32 = 256 * 1024;
@@ -361,6 +361,8 @@ pub enum Reply {
         commit: Option<String>,
         /// The remote's default branch, as of the last fetch.
         default_branch: Option<String>,
+        /// The checkout has a setup hook, which may have left files behind.
+        has_setup: bool,
     },
     /// Reply to `CheckOut`.
     CheckedOut {

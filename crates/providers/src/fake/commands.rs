@@ -46,7 +46,9 @@ pub(crate) fn run(argv: &[String], sandbox: &FakeSandbox) -> Result<CommandResul
 pub(crate) fn git(request: &GitRequest) -> Result<Reply, Fault> {
     let object = || "0123456789abcdef0123456789abcdef01234567".to_owned();
     match request {
-        GitRequest::Head { .. } => Ok(Reply::Head { commit: Some(object()), default_branch: None }),
+        GitRequest::Head { .. } => {
+            Ok(Reply::Head { commit: Some(object()), default_branch: None, has_setup: false })
+        }
         GitRequest::SetBranch { .. } => Ok(Reply::Done),
         GitRequest::CheckOut { .. } => Ok(Reply::CheckedOut { changed_harvest_folder: false }),
         GitRequest::SaveTree { .. } => {

@@ -302,9 +302,10 @@ async fn build(
     let from = StartFrom::Image(repository.image.clone());
     let mut sandbox = EphemeralSandbox::start(&shared.sandboxes, sandbox, from, Some(pass)).await?;
     sandbox.boot(&repository.name, repository.base.clone(), BootStart::Build, &report).await?;
-    let (commit, _) = checkout::head(&sandbox.bridge, &repository.name.folder()).await?;
-    let commit =
-        commit.ok_or_else(|| EphemeralError::Other("the repository has no commit".to_owned()))?;
+    let head = checkout::head(&sandbox.bridge, &repository.name.folder()).await?;
+    let commit = head
+        .commit
+        .ok_or_else(|| EphemeralError::Other("the repository has no commit".to_owned()))?;
     report("running the check");
     let limit: Duration = shared.sandboxes.timeouts.warm;
     let evidence = check::run(&sandbox.bridge, &repository.name, commit.clone(), limit).await?;

@@ -76,7 +76,9 @@ impl Git<'_> {
             GitRequest::Head { checkout } => {
                 let folder = self.folder(&checkout);
                 let commit = self.head(&folder).await;
-                Ok(Reply::Head { commit, default_branch: self.default_branch(&folder).await })
+                let default_branch = self.default_branch(&folder).await;
+                let has_setup = Path::new(&folder).join(".harvest/setup.sh").is_file();
+                Ok(Reply::Head { commit, default_branch, has_setup })
             }
             GitRequest::SetBranch { checkout, branch } => {
                 let set = self.set_branch(&self.folder(&checkout), &branch).await;

@@ -41,8 +41,11 @@ fn head_names_commit_and_default_branch() {
     let commit = Some(shop(&sandbox, &mut client, "git rev-parse HEAD"));
     let default_branch = Some("main".to_owned());
     let head = |name: &str| GitRequest::Head { checkout: name.parse().unwrap() };
-    assert_eq!(ask(&mut client, head("shop")), Ok(Reply::Head { commit, default_branch }));
-    let nothing = Ok(Reply::Head { commit: None, default_branch: None });
+    assert_eq!(
+        ask(&mut client, head("shop")),
+        Ok(Reply::Head { commit, default_branch, has_setup: false })
+    );
+    let nothing = Ok(Reply::Head { commit: None, default_branch: None, has_setup: false });
     assert_eq!(ask(&mut client, head("gone")), nothing);
 }
 

@@ -10,6 +10,8 @@ use harvest_proto::{
 };
 use serde_json::json;
 
+use crate::turn_ended;
+
 /// Registers a folder with one commit, without a build.
 fn add(host: &Host, name: &str, files: &[(&str, &str)]) {
     let folder = host.home().join("sources").join(name);
@@ -81,4 +83,33 @@ async fn wrong_url_and_wrong_branch_leave_nothing() {
     assert!(!listed.contains("nope"), "{listed}");
     assert!(!host.harvest(["ls", "--json"]).stdout.contains("ses_"), "no session was created");
     assert_eq!(volumes(&host), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn files_left_by_setup_are_no_change() {
+    let host = Host::start().await;
+    add(&host, "node", &[(".harvest/setup.sh", "echo lock > lock.json; echo y > file\n")]);
+    let script = json!([{ "bash": "echo mine > mine" }]);
+    let session = host.scripted("node", "Do nothing.", &json!([{ "text": "done" }])).await.id;
+    host.follow(session.clone()).until("the turn's end", turn_ended).await;
+    host.wait_for(&session, SessionState::Idle).await;
+    let id = session.to_string();
+    let diff = |arguments: &[&str]| host.harvest([&["diff", &id], arguments].concat()).stdout;
+    assert_eq!(diff(&[]), "", "setup's files are no change of the session");
+    let turns = host.harvest(["turns", &id, "--json"]).stdout;
+    let turns: serde_json::Value = serde_json::from_str(&turns).unwrap();
+    assert_eq!(turns[0]["diff"]["files"], 0, "{turns}");
+    let second = host.prompt(&session, "Write.", &script).await.id;
+    let is_second =
+        |body: &EventBody| matches!(body, EventBody::TurnEnded { prompt, .. } if *prompt == second);
+    host.follow(session.clone()).until("the second turn's end", is_second).await;
+    host.wait_for(&session, SessionState::Idle).await;
+    for shown in [diff(&[]), diff(&["-t", "2"])] {
+        assert!(shown.contains("+mine") && !shown.contains("lock"), "{shown}");
+    }
+    let stat = diff(&["--stat"]);
+    assert!(stat.contains("mine") && !stat.contains("lock.json"), "{stat}");
+    host.harvest(["pause", &id]);
+    let shown = diff(&["-t", "1"]);
+    assert_eq!(shown, "", "also without the sandbox");
 }
