@@ -5,5 +5,7 @@
 pub mod local;
 mod slug;
 
-pub use local::{ForgeError, ImportError, ImportedFolder, LocalForge, NewPullRequest};
+pub use local::{
+    FolderSummary, ForgeError, ImportError, ImportedFolder, LocalForge, NewPullRequest,
+};
 pub use slug::slug;

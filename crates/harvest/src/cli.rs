@@ -232,6 +232,9 @@ pub(crate) enum RepoCommand {
         /// The image sandboxes start from
         #[arg(long)]
         image: Option<String>,
+        /// Copy the files of a folder without git without asking
+        #[arg(long)]
+        all: bool,
     },
     /// Prebuild the snapshot sessions start from
     Build {

@@ -13,7 +13,7 @@ use crate::{
     Invocation,
     client::Client,
     printer::{Advice, ApiRefusal},
-    publish::{NameConflict, enclosing, forge, publish},
+    publish::{NameConflict, Source, enclosing, forge, publish},
 };
 
 #[derive(Debug, PartialEq, Eq)]
@@ -28,6 +28,7 @@ pub(crate) async fn repositories(
     ctx: &Invocation,
     client: &Client,
     typed: &[String],
+    all_files: bool,
 ) -> Result<Vec<UseRepository>> {
     if typed.is_empty() {
         return from_current_folder(ctx, client).await;
@@ -50,7 +51,7 @@ pub(crate) async fn repositories(
                         "using the folder {folder}, not the repository {around} around it"
                     ));
                 }
-                from_folder(ctx, client, &folder).await?
+                from_folder(ctx, client, &folder, all_files).await?
             }
         });
     }
@@ -64,7 +65,7 @@ async fn from_current_folder(ctx: &Invocation, client: &Client) -> Result<Vec<Us
         ctx.print.hint("choose one with `-r FOLDER|URL|NAME`");
         return Ok(Vec::new());
     };
-    Ok(vec![from_folder(ctx, client, &folder).await?])
+    Ok(vec![from_folder(ctx, client, &folder, false).await?])
 }
 
 fn by_name(name: RepositoryRef) -> UseRepository {
@@ -107,11 +108,16 @@ fn parse(typed: &str, known: &[Repository]) -> Result<RepositoryInput> {
 }
 
 /// Copies a folder to the local forge, or updates its copy.
-async fn from_folder(ctx: &Invocation, client: &Client, folder: &Path) -> Result<UseRepository> {
+async fn from_folder(
+    ctx: &Invocation,
+    client: &Client,
+    folder: &Path,
+    all: bool,
+) -> Result<UseRepository> {
     let forge = forge(ctx)?;
     let add = AddRepository::default();
-    let published =
-        publish(ctx.print, client, &forge, (folder, NameConflict::AddNumber), add).await?;
+    let source = Source { folder, naming: NameConflict::AddNumber, all };
+    let published = publish(ctx.print, client, &forge, source, add).await?;
     let name = published.repository.name;
     if published.new {
         ctx.print.note(format!("Copied {} to the local forge as {name}", folder.display()));

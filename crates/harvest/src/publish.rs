@@ -2,6 +2,7 @@
 //! itself is only read.
 
 use std::{
+    io::IsTerminal as _,
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -9,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use harvest_forge::{ForgeError, ImportedFolder, LocalForge};
+use harvest_forge::{FolderSummary, ForgeError, ImportedFolder, LocalForge};
 use harvest_proto::{
     BranchName, RepositoryName, RepositoryRef, Secret,
     api::{AddRepository, Repository},
@@ -18,6 +19,7 @@ use harvest_proto::{
 
 use crate::{
     Invocation,
+    cli::units,
     client::{self, Client},
     printer::{Advice, Printer},
     server_process,
@@ -32,6 +34,15 @@ pub(crate) struct Published {
     pub(crate) branch: BranchName,
     /// Whether the folder was not registered before.
     pub(crate) new: bool,
+}
+
+/// A folder to publish.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Source<'a> {
+    pub(crate) folder: &'a Path,
+    pub(crate) naming: NameConflict,
+    /// Copy the files of a folder without git, unasked.
+    pub(crate) all: bool,
 }
 
 /// How to handle a name that another repository has.
@@ -54,9 +65,10 @@ pub(crate) async fn publish(
     print: Printer,
     client: &Client,
     forge: &LocalForge,
-    (folder, naming): (&Path, NameConflict),
+    source: Source<'_>,
     mut add: AddRepository,
 ) -> Result<Published> {
+    let Source { folder, naming, .. } = source;
     let folder =
         folder.canonicalize().with_context(|| format!("cannot find {}", folder.display()))?;
     let known = client.repositories().await?;
@@ -80,7 +92,8 @@ pub(crate) async fn publish(
             "choose another name with --name"
         ));
     }
-    let (token, taken) = copy(forge, name.name(), &folder).await?;
+    let (token, taken) =
+        copy(print, forge, name.name(), Source { folder: &folder, ..source }).await?;
     let secret = secret_name(&name, &known);
     client.secret_set(&secret, &token).await?;
     tell(print, &name, &taken.notes);
@@ -137,9 +150,10 @@ fn is_copy(forge: &LocalForge, known: &Repository, folder: &Path, add: &AddRepos
 
 /// Creates a repository on the forge from the folder.
 async fn copy(
+    print: Printer,
     forge: &LocalForge,
     name: &str,
-    folder: &Path,
+    Source { folder, all, .. }: Source<'_>,
 ) -> Result<(Secret<String>, ImportedFolder)> {
     let token = Secret::new(server_process::random_token());
     let made = forge.create(name, &token).await;
@@ -149,7 +163,15 @@ async fn copy(
         other => other.map(|_| true),
     };
     let made = made.context("cannot create a repository on the local forge")?;
-    match take(forge, name, folder).await {
+    let taken = async {
+        if let Some(summary) = forge.folder_summary(name, folder).await?
+            && !all
+        {
+            consent(print, folder, &summary)?;
+        }
+        take(forge, name, folder).await
+    };
+    match taken.await {
         Ok(taken) => Ok((token, taken)),
         Err(error) => {
             if made {
@@ -158,6 +180,34 @@ async fn copy(
             }
             Err(error)
         }
+    }
+}
+
+/// Asks on a terminal whether to copy a folder that is not a git repository; elsewhere `--all` has
+/// to be given.
+fn consent(print: Printer, folder: &Path, summary: &FolderSummary) -> Result<()> {
+    let files = match summary.files {
+        1 => "1 file".to_owned(),
+        files => format!("{files} files"),
+    };
+    let what = format!(
+        "{} is not a git repository: {files} ({}) would be copied",
+        folder.display(),
+        units::bytes(summary.bytes)
+    );
+    let hint = "`--all` copies them; `git init` and a commit choose which";
+    let mut answer = String::new();
+    if !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
+        bail!(Advice::new(what, hint));
+    }
+    for note in &summary.notes {
+        print.warn(note);
+    }
+    eprint!("{what}. Copy them? [y/N] ");
+    std::io::stdin().read_line(&mut answer).context("cannot read the answer")?;
+    match answer.trim().to_lowercase().as_str() {
+        "y" | "yes" => Ok(()),
+        _ => bail!(Advice::new(format!("{} was not copied", folder.display()), hint)),
     }
 }
 

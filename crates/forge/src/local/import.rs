@@ -36,6 +36,15 @@ pub struct ImportedFolder {
     pub notes: Vec<String>,
 }
 
+/// What an import of a folder without git copies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FolderSummary {
+    pub files: usize,
+    pub bytes: u64,
+    /// Warnings for the user about files that are left out.
+    pub notes: Vec<String>,
+}
+
 /// Why a folder could not be imported.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
@@ -103,6 +112,23 @@ impl LocalForge {
         };
         write_atomically(&home.join("source"), folder.as_os_str().as_encoded_bytes())?;
         Ok(imported)
+    }
+
+    /// What [`LocalForge::import_folder`] would copy; `None` for a git repository, whose commits
+    /// were chosen by its user.
+    ///
+    /// # Errors
+    /// As [`LocalForge::import_folder`].
+    pub async fn folder_summary(
+        &self,
+        name: &str,
+        folder: &Path,
+    ) -> Result<Option<FolderSummary>, ImportError> {
+        if git_dir(folder).is_some() {
+            return Ok(None);
+        }
+        let bare = self.existing_folder(name)?.join("repository.git");
+        Ok(Some(files::list(&bare, folder).await?.summary))
     }
 
     /// The folder a repository was last imported from.

@@ -30,7 +30,7 @@ use harvest_proto::{
 };
 use tokio::sync::Mutex;
 
-pub use import::{ImportError, ImportedFolder};
+pub use import::{FolderSummary, ImportError, ImportedFolder};
 pub use pull_requests::NewPullRequest;
 use storage::{
     file_error, hash, remove_abandoned_drafts, sync_folder, write_atomically, write_token,

@@ -203,6 +203,45 @@ async fn folder_without_git_becomes_commits_on_main() {
     assert_ne!(next.commit, imported.commit);
 }
 
+#[tokio::test]
+async fn secrets_and_packages_are_never_imported() {
+    let fixture = Fixture::new().await;
+    let folder = fixture.source();
+    let files = [
+        "app.py",
+        ".env",
+        "deploy/.env.production",
+        "web/node_modules/left-pad/index.js",
+        "lib/__pycache__/app.pyc",
+        ".venv/bin/python",
+        "py3/pyvenv.cfg",
+        "py3/lib/site.py",
+        "data/big.bin",
+    ];
+    for name in files {
+        let path = folder.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, "1234").unwrap();
+    }
+    fs::write(folder.join(".ignore"), "data/\n").unwrap();
+    fs::write(folder.join(".gitignore"), "!.env\n!node_modules\n").unwrap();
+    let summary = fixture.forge.folder_summary("app", &folder).await.unwrap().unwrap();
+    assert_eq!((summary.files, summary.bytes), (3, 4 + 6 + 20), "{summary:?}");
+    let imported = fixture.import().await.unwrap();
+    assert_eq!(fixture.git("ls-tree -r --name-only main"), ".gitignore\n.ignore\napp.py\n");
+    assert_eq!(imported.notes, summary.notes);
+    let notes = imported.notes.join("\n");
+    assert!(notes.contains("left out secrets and installed packages: "), "{notes}");
+    assert!(notes.contains("and 3 more"), "all six are counted: {notes}");
+}
+
+#[tokio::test]
+async fn git_repository_has_no_folder_summary() {
+    let fixture = Fixture::new().await;
+    let folder = fixture.repository();
+    assert_eq!(fixture.forge.folder_summary("app", &folder).await.unwrap(), None);
+}
+
 /// A program that records that it ran.
 fn program(mark: &Path) -> String {
     let program = mark.with_file_name("program");

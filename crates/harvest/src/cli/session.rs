@@ -16,6 +16,9 @@ pub(crate) struct RunArgs {
     /// [default: the git repository around the current folder]
     #[arg(short, long = "repository", value_name = "FOLDER|URL|NAME")]
     pub(crate) repositories: Vec<String>,
+    /// Copy the files of a folder without git without asking
+    #[arg(long, requires = "repositories")]
+    pub(crate) all: bool,
     /// The branch the first repository starts from
     #[arg(short, long, requires = "repositories")]
     pub(crate) base: Option<BranchName>,

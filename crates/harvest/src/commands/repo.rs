@@ -16,16 +16,16 @@ use crate::{
     client::Client,
     follow::Lines,
     printer::{Advice, human_millis},
-    publish::{NameConflict, forge, publish},
+    publish::{NameConflict, Source, forge, publish},
     render::short_commit,
 };
 
 pub(crate) async fn run(ctx: &Invocation, verb: RepoCommand) -> Result<u8> {
     let client = Client::find(&ctx.config)?;
     match verb {
-        RepoCommand::Add { location, name, base, secret, image } => {
+        RepoCommand::Add { location, name, base, secret, image, all } => {
             let request = AddRepository { url: location, name, base, secret, image };
-            let (added, new) = add(ctx, &client, request).await?;
+            let (added, new) = add(ctx, &client, request, all).await?;
             ctx.print.result(&added, |added| format!("{}\n", added.name))?;
             match new {
                 true => ctx.print.note(format!("Registered {} as {}", added.url, added.name)),
@@ -75,6 +75,7 @@ async fn add(
     ctx: &Invocation,
     client: &Client,
     request: AddRepository,
+    all: bool,
 ) -> Result<(Repository, bool)> {
     let folder = Path::new(&request.url);
     if !request.url.contains("://") && !folder.is_dir() {
@@ -87,8 +88,8 @@ async fn add(
         return Ok((added, true));
     }
     let folder = folder.to_owned();
-    let published =
-        publish(ctx.print, client, &forge(ctx)?, (&folder, NameConflict::Refuse), request).await?;
+    let source = Source { folder: &folder, naming: NameConflict::Refuse, all };
+    let published = publish(ctx.print, client, &forge(ctx)?, source, request).await?;
     Ok((published.repository, published.new))
 }
 

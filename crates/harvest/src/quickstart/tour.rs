@@ -26,7 +26,7 @@ use crate::{
     follow::{CompletionTracker, Lines, Update, Verdict},
     images,
     printer::{Advice, human_elapsed},
-    publish::{NameConflict, publish},
+    publish::{NameConflict, Source, publish},
     server_process::RunningServer,
 };
 
@@ -109,8 +109,8 @@ impl Tour<'_> {
         sample::write(&folder)?;
         let name: RepositoryName = sample::NAME.parse().expect("a valid name");
         let request = AddRepository { name: Some(name.clone().into()), ..AddRepository::default() };
-        let named = (folder.as_path(), NameConflict::Refuse);
-        publish(self.ctx.print, &self.client, self.server.forge(), named, request).await?;
+        let source = Source { folder: &folder, naming: NameConflict::Refuse, all: true };
+        publish(self.ctx.print, &self.client, self.server.forge(), source, request).await?;
         commands::build_repository(self.ctx, &self.client, &name).await?;
         self.done(&format!("Registered and prebuilt {name}"));
         Ok(())

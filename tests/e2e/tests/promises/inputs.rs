@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeMap,
-    ffi::OsStr,
     fs,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
@@ -99,6 +98,7 @@ async fn two_folders_are_used_without_being_modified() {
         "--key",
         "both",
         "--json",
+        "--all",
     ];
     let ran = well(host.harvest(run.iter().chain(&SCRIPTED)));
     assert!(ran.stderr.contains("draft.txt"), "what is not committed is named: {}", ran.stderr);
@@ -159,7 +159,7 @@ async fn repositories_of_equal_name_work_side_by_side() {
     let (app, other) = (folder(&host, "app"), folder(&host, "other"));
     fs::write(other.join("owner"), "acme\n").unwrap();
     for folder in [&app, &other] {
-        well(host.harvest(["repo", "add", folder.to_str().unwrap()]));
+        well(host.harvest(["repo", "add", "--all", folder.to_str().unwrap()]));
     }
     let url = format!("{}/forge/local/other.git", host.url().unwrap());
     well(host.harvest(["repo", "add", &url, "--name", "acme/app", "--secret", "FORGE_OTHER"]));
@@ -206,7 +206,7 @@ async fn session_starts_without_repository_or_from_snapshot() {
         "Look.\nscript: {}",
         json!([{ "bash": "git branch --show-current" }, { "text": "seen" }])
     );
-    let run = ["run", &look, "-r", lib.to_str().unwrap(), "--from", &snapshot, "--json"];
+    let run = ["run", &look, "-r", lib.to_str().unwrap(), "--from", &snapshot, "--json", "--all"];
     let second = session(&well(host.harvest(run.iter().chain(&SCRIPTED))));
     well(host.harvest(["rm", &first.id.to_string()]));
     host.follow(second.id.clone()).until("the turn", completed).await;
@@ -227,7 +227,7 @@ async fn concurrent_folder_registration_yields_one_working_token() {
     let host = Host::start().await;
     let lib = folder(&host, "lib");
     std::thread::scope(|scope| {
-        let add = || well(host.harvest([OsStr::new("repo"), OsStr::new("add"), lib.as_os_str()]));
+        let add = || well(host.harvest(["repo", "add", "--all", lib.to_str().unwrap()]));
         let both = [scope.spawn(add), scope.spawn(add)].map(|one| one.join().unwrap().stderr);
         assert_eq!(both.iter().filter(|said| said.contains("Updated ")).count(), 1, "{both:?}");
     });
@@ -240,7 +240,10 @@ async fn copied_folder_survives_new_port_until_removed() {
     let mut host = Host::start().await;
     let lib = folder(&host, "lib");
     let lib = lib.to_str().unwrap();
-    well(host.harvest(["repo", "add", lib]));
+    let asked = host.harvest(["repo", "add", lib]);
+    assert!(asked.code == 1 && asked.stderr.contains("is not a git repository: 3 files ("));
+    assert!(asked.stderr.contains("--all") && !host.home().join("forge/lib").exists());
+    well(host.harvest(["repo", "add", lib, "--all"]));
     let again = well(host.harvest(["repo", "add", lib]));
     assert!(again.stderr.contains("Updated "), "{again:?}");
     let before = host.url().unwrap();

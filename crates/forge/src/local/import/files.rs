@@ -1,7 +1,9 @@
-//! Imports a folder without git: its files become a commit on `main`. Symlinks are stored as links
-//! and never followed; sockets, FIFOs and devices are left out and reported.
+//! Imports a folder without git: its files become a commit on `main`. `.gitignore` and `.ignore` are
+//! honoured. Symlinks are stored as links and never followed. Special files, nested repositories,
+//! installed packages and files that usually hold secrets are left out and reported.
 
 use std::{
+    collections::BTreeSet,
     fs,
     os::unix::fs::FileTypeExt,
     path::{Path, PathBuf},
@@ -11,8 +13,8 @@ use std::{
 use tokio::io::AsyncWriteExt;
 
 use super::{
-    ImportError, ImportedFolder, TempIndex, disk, first_few, git, git_on, git_with_work_tree, run,
-    sanitize, set_default_branch, unreadable,
+    FolderSummary, ImportError, ImportedFolder, TempIndex, disk, first_few, git, git_on,
+    git_with_work_tree, run, sanitize, set_default_branch, unreadable,
 };
 
 const BRANCH: &str = "main";
@@ -31,24 +33,55 @@ const AUTHOR: [(&str, &str); 4] = [
     ("GIT_COMMITTER_EMAIL", "harvest@localhost"),
 ];
 
-/// Commits the folder's files, unless they equal the last commit.
-pub(super) async fn import(bare: &Path, folder: &Path) -> Result<ImportedFolder, ImportError> {
+// Never copied, whatever the ignore files say: secrets, and packages that setup installs again.
+const NEVER: [&str; 5] = [".env*", "node_modules/", "__pycache__/", "venv/", ".venv/"];
+
+// Marks a Python environment, whatever its folder is called.
+const ENVIRONMENT_MARK: &[u8] = b"pyvenv.cfg";
+
+/// What an import would copy.
+pub(super) struct Listing {
+    files: Vec<Vec<u8>>,
+    pub(super) summary: FolderSummary,
+}
+
+/// Lists what an import of the folder would copy.
+pub(super) async fn list(bare: &Path, folder: &Path) -> Result<Listing, ImportError> {
     let scanned = folder.to_owned();
     let special = tokio::task::spawn_blocking(move || special_files(&scanned)).await;
     let special = special.map_err(|panicked| disk("scan", folder)(panicked.into()))??;
-    let index = TempIndex::new(bare);
-    let (files, nested) = list(bare, folder, &index).await?;
-    let mut notes = Vec::new();
-    if !special.is_empty() {
-        notes.push(format!("left out special files: {}", first_few(&special)));
-    }
-    if !nested.is_empty() {
-        notes.push(format!("left out nested git repositories: {}", first_few(&nested)));
-    }
+    let never = NEVER.map(|pattern| format!("--exclude={pattern}"));
+    let ignored = names(bare, folder, &["--ignored", "--exclude-per-directory=.ignore"], &[]);
+    let standard = names(bare, folder, &["--exclude-standard"], &never);
+    let excluded = names(bare, folder, &["--ignored", "--directory"], &never);
+    let (ignored, standard, excluded) = tokio::try_join!(ignored, standard, excluded)?;
+    let (nested, files): (Vec<_>, Vec<_>) =
+        standard.into_iter().partition(|name| name.ends_with(b"/"));
+    let (files, environments) = without_environments(files);
+    let ignored: BTreeSet<_> = ignored.into_iter().collect();
+    let files: Vec<_> = files.into_iter().filter(|name| !ignored.contains(name)).collect();
     if files.is_empty() {
         return Err(ImportError::Empty { folder: folder.to_owned() });
     }
-    check_size(folder, &files)?;
+    let mut notes = Vec::new();
+    let mut note = |what: &str, names: &[Vec<u8>]| {
+        let names: Vec<_> = names.iter().map(|name| sanitize(name)).collect();
+        if !names.is_empty() {
+            notes.push(format!("left out {what}: {}", first_few(&names)));
+        }
+    };
+    note("special files", &special);
+    note("nested git repositories", &nested);
+    note("secrets and installed packages", &[innermost(excluded), environments].concat());
+    let summary = FolderSummary { files: files.len(), bytes: check_size(folder, &files)?, notes };
+    Ok(Listing { files, summary })
+}
+
+/// Commits the folder's files, unless they equal the last commit.
+pub(super) async fn import(bare: &Path, folder: &Path) -> Result<ImportedFolder, ImportError> {
+    let Listing { files, summary } = list(bare, folder).await?;
+    let notes = summary.notes;
+    let index = TempIndex::new(bare);
     add(bare, folder, &index, &files).await?;
     let commit = commit(bare, &index).await?;
     set_default_branch(bare, BRANCH).await?;
@@ -57,7 +90,7 @@ pub(super) async fn import(bare: &Path, folder: &Path) -> Result<ImportedFolder,
 
 /// Sockets, FIFOs and devices. An unreadable folder is an error, because its files would be
 /// missing.
-fn special_files(folder: &Path) -> Result<Vec<String>, ImportError> {
+fn special_files(folder: &Path) -> Result<Vec<Vec<u8>>, ImportError> {
     let (mut special, mut seen, mut folders) = (Vec::new(), 0, vec![folder.to_owned()]);
     while let Some(next) = folders.pop() {
         for entry in fs::read_dir(&next).map_err(unreadable(&next))? {
@@ -73,7 +106,7 @@ fn special_files(folder: &Path) -> Result<Vec<String>, ImportError> {
                 || kind.is_char_device();
             if is_special {
                 let name = path.strip_prefix(folder).unwrap_or(&path);
-                special.push(sanitize(name.as_os_str().as_encoded_bytes()));
+                special.push(name.as_os_str().as_encoded_bytes().to_vec());
             } else if kind.is_dir() && entry.file_name() != ".git" {
                 folders.push(path);
             }
@@ -83,26 +116,51 @@ fn special_files(folder: &Path) -> Result<Vec<String>, ImportError> {
     Ok(special)
 }
 
-/// The files git would add, and nested git repositories.
-async fn list(
+/// The names that git lists with these options; those of nested repositories end with `/`.
+async fn names(
     bare: &Path,
     folder: &Path,
-    index: &TempIndex,
-) -> Result<(Vec<Vec<u8>>, Vec<String>), ImportError> {
+    options: &[&str],
+    patterns: &[String],
+) -> Result<Vec<Vec<u8>>, ImportError> {
+    let index = TempIndex::new(bare);
     let mut command = git_with_work_tree(bare, folder, &index.0);
-    command.args(["ls-files", "-z", "--others", "--exclude-standard"]);
+    command.args(["ls-files", "-z", "--others"]).args(options).args(patterns);
     let output = run(command).await.map_err(disk("list", folder))?;
     if !output.status.success() {
         git::stdout_of("list the folder's files", Ok(output))?;
-        return Ok((Vec::new(), Vec::new()));
+        return Ok(Vec::new());
     }
     let names = output.stdout.split(|byte| *byte == 0).filter(|name| !name.is_empty());
-    let (nested, files): (Vec<_>, Vec<_>) =
-        names.map(<[u8]>::to_vec).partition(|name| name.ends_with(b"/"));
-    Ok((files, nested.iter().map(|name| sanitize(name)).collect()))
+    Ok(names.map(<[u8]>::to_vec).collect())
 }
 
-fn check_size(folder: &Path, files: &[Vec<u8>]) -> Result<(), ImportError> {
+/// Git also lists a folder that holds nothing but excluded files, before them.
+fn innermost(mut names: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
+    let mut next: Vec<u8> = Vec::new();
+    names.reverse();
+    names.retain(|name| {
+        let holds_next = name.ends_with(b"/") && next.starts_with(name);
+        next.clone_from(name);
+        !holds_next
+    });
+    names.reverse();
+    names
+}
+
+/// Separates the folders of Python environments from the files outside of them.
+fn without_environments(files: Vec<Vec<u8>>) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
+    let folder_of_mark = |name: &Vec<u8>| {
+        let folder = name.strip_suffix(ENVIRONMENT_MARK)?;
+        folder.ends_with(b"/").then(|| folder.to_vec())
+    };
+    let environments: Vec<_> = files.iter().filter_map(folder_of_mark).collect();
+    let outside = |name: &Vec<u8>| !environments.iter().any(|folder| name.starts_with(folder));
+    (files.into_iter().filter(outside).collect(), environments)
+}
+
+/// The bytes of the files, unless they are too many.
+fn check_size(folder: &Path, files: &[Vec<u8>]) -> Result<u64, ImportError> {
     let too_large = |what: String| ImportError::TooLarge { folder: folder.to_owned(), what };
     if files.len() > MAX_FILES {
         return Err(too_large(format!("{} files; the limit is {MAX_FILES}", files.len())));
@@ -116,7 +174,7 @@ fn check_size(folder: &Path, files: &[Vec<u8>]) -> Result<(), ImportError> {
         true => {
             Err(too_large(format!("{} MiB; the limit is {} MiB", bytes >> 20, MAX_BYTES >> 20)))
         }
-        false => Ok(()),
+        false => Ok(bytes),
     }
 }
 
@@ -171,4 +229,27 @@ async fn commit(bare: &Path, index: &TempIndex) -> Result<String, ImportError> {
     let commit = git::stdout_of(doing, run(command).await)?.trim().to_owned();
     git::run(bare, doing, &["update-ref", &format!("refs/heads/{BRANCH}"), &commit]).await?;
     Ok(commit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folder_of_excluded_files_is_not_named_itself() {
+        let names = |names: &[&str]| -> Vec<Vec<u8>> {
+            names.iter().map(|name| name.as_bytes().to_vec()).collect()
+        };
+        let listed = names(&[".env", "a/", "a/b/", "a/b/venv/", "c/", "c/.env", "c/x/", "d/venv/"]);
+        assert_eq!(innermost(listed), names(&[".env", "a/b/venv/", "c/.env", "c/x/", "d/venv/"]));
+    }
+
+    #[test]
+    fn python_environments_are_found_by_their_mark() {
+        let names = |names: &[&str]| names.iter().map(|name| name.as_bytes().to_vec()).collect();
+        let files = names(&["a.py", "py3/bin/python", "py3/pyvenv.cfg", "py30/b.py", "pyvenv.cfg"]);
+        let (outside, environments) = without_environments(files);
+        assert_eq!(outside, names(&["a.py", "py30/b.py", "pyvenv.cfg"]) as Vec<_>);
+        assert_eq!(environments, names(&["py3/"]) as Vec<_>);
+    }
 }
