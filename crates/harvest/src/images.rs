@@ -1,6 +1,6 @@
 //! Builds, pulls and imports images on the backend and shows the progress.
 
-use std::{fs::File, io::Read, path::Path};
+use std::{fs::File, io::Read, path::Path, time::Instant};
 
 use anyhow::{Context, Result, bail};
 use futures_util::{StreamExt, stream};
@@ -16,8 +16,6 @@ use crate::{
     printer::{Advice, ApiRefusal, Printer, human_elapsed, human_millis},
     remote_fs::feed,
 };
-
-const BAR_CELLS: usize = 24;
 
 const CHUNK_BYTES: usize = 256 * 1024;
 
@@ -59,7 +57,7 @@ fn absolute_path(path: &Path) -> Result<String> {
 /// Makes sure that an image exists: a missing one is built if a recipe has its name, a recipe file
 /// is always built. Returns the image's name.
 pub(crate) async fn ensure(backend: &Backend, named: &str, print: Printer) -> Result<String> {
-    let began = std::time::Instant::now();
+    let began = Instant::now();
     let lines = match named.ends_with(".toml") {
         true => start_build(backend, named, false).await?,
         false => {
@@ -158,7 +156,7 @@ fn read_chunks(mut from: impl Read + Send + 'static) -> ByteStream {
 }
 
 async fn follow(mut lines: Lines, print: Printer) -> Result<Image> {
-    let mut progress = BuildProgress { print, step: String::new(), at: (0, 1) };
+    let mut progress = BuildProgress { print, step: String::new(), began: Instant::now() };
     let image = loop {
         match lines.json::<ImageLine>().await? {
             Some(ImageLine::Made { image }) => break Ok(image),
@@ -170,71 +168,63 @@ async fn follow(mut lines: Lines, print: Printer) -> Result<Image> {
             None => break Err(anyhow::anyhow!("the response ended before the image was ready")),
         }
     };
-    print.progress("");
+    print.end_live();
     image
 }
 
-/// The progress of a build: permanent lines, and a progress line on a terminal.
+/// The progress of a build: permanent lines, and a live line on a terminal.
 struct BuildProgress {
     print: Printer,
     step: String,
-    at: (usize, usize),
+    began: Instant,
 }
 
 impl BuildProgress {
     fn update(&mut self, line: ImageLine) {
         match line {
             ImageLine::Waiting { image } => {
-                self.note(&format!("  Waiting for another build of {image}"))
+                self.step = format!("Waiting for another build of {image}");
+                self.begin_step();
             }
             ImageLine::StepStarted { index, total, what } => {
-                self.step = format!("{index}/{total} {what}");
-                self.at = (index, total);
-                match self.print.shows_progress() {
-                    true => self.bar(0.0, ""),
-                    false => self.note(&format!("  Running {}", self.step)),
-                }
+                self.step = format!("Running {index}/{total} {what}");
+                self.begin_step();
             }
             ImageLine::StepDone { millis, .. } => {
-                self.note(&format!("  Finished {} in {}", self.step, human_millis(millis)))
+                let step = self.step.trim_start_matches("Running ");
+                self.print.end_live();
+                self.print.note(format!("  Finished {step} in {}", human_millis(millis)));
             }
             ImageLine::StepCached { index, total, what } if self.print.verbose => {
-                self.note(&format!("  Cached {index}/{total} {what}"));
+                self.print.note(format!("  Cached {index}/{total} {what}"));
             }
-            ImageLine::Bytes { done, total } => self.bytes(done, total),
-            ImageLine::Output { line } if self.print.verbose => self.note(&format!("  | {line}")),
-            ImageLine::Output { line } => self.bar(0.0, &line),
+            ImageLine::Bytes { done, total } => self.live(&transferred(done, total)),
+            ImageLine::Output { line } if self.print.verbose => {
+                self.print.note(format!("  | {line}"))
+            }
+            ImageLine::Output { line } => self.live(&line),
             ImageLine::StepCached { .. } | ImageLine::Made { .. } | ImageLine::Failed { .. } => {}
         }
     }
 
-    fn note(&self, line: &str) {
-        self.print.progress("");
-        self.print.note(line);
+    fn begin_step(&mut self) {
+        self.began = Instant::now();
+        match self.print.is_live() {
+            true => self.live(""),
+            false => self.print.note(format!("  {}", self.step)),
+        }
     }
 
-    fn bytes(&self, done: u64, total: Option<u64>) {
-        let of_step =
-            total.filter(|total| *total > 0).map_or(0.0, |total| done as f64 / total as f64);
-        self.bar(of_step, &format!("{} MB", done / 1_000_000));
-    }
-
-    /// `of_step` is the finished part of this step; the steps before it are done.
-    fn bar(&self, of_step: f64, detail: &str) {
-        let (index, steps) = self.at;
-        let fraction = (index.saturating_sub(1) as f64 + of_step.min(1.0)) / steps as f64;
-        self.print.progress(&format!("  {} {}  {detail}", bar(fraction), self.step));
+    fn live(&self, detail: &str) {
+        self.print.live(&format!("{}  {detail}", self.step), Some(self.began.elapsed()));
     }
 }
 
-fn bar(fraction: f64) -> String {
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "between 0 and the number of cells"
-    )]
-    let full = (fraction.clamp(0.0, 1.0) * BAR_CELLS as f64) as usize;
-    format!("[{}{}]", "#".repeat(full), "-".repeat(BAR_CELLS - full))
+/// `12 MB of 40 MB`
+fn transferred(done: u64, total: Option<u64>) -> String {
+    let megabytes = |bytes: u64| format!("{} MB", bytes / 1_000_000);
+    let total = total.filter(|total| *total > 0).map(|total| format!(" of {}", megabytes(total)));
+    megabytes(done) + &total.unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -242,9 +232,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn progress_bar_has_constant_width() {
-        assert_eq!(bar(0.0), format!("[{}]", "-".repeat(BAR_CELLS)));
-        assert_eq!(bar(7.0), format!("[{}]", "#".repeat(BAR_CELLS)));
-        assert!([0.1, 0.5, f64::NAN].iter().all(|fraction| bar(*fraction).len() == BAR_CELLS + 2));
+    fn transfer_names_the_total_if_known() {
+        assert_eq!(transferred(12_345_678, Some(40_000_000)), "12 MB of 40 MB");
+        assert_eq!(transferred(12_345_678, None), "12 MB");
     }
 }

@@ -11,7 +11,10 @@ use harvest_proto::{Secret, redact::Redactor};
 use tracing::Subscriber;
 use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
 
-use crate::config::{Config, LogFormat};
+use crate::{
+    config::{Config, LogFormat},
+    live,
+};
 
 static SECRETS: RwLock<Redactor> = RwLock::new(Redactor::new());
 
@@ -62,7 +65,7 @@ impl<W: Write> Write for RedactingWriter<W> {
             let known = SECRETS.read().unwrap_or_else(PoisonError::into_inner);
             known.redact(&String::from_utf8_lossy(bytes))
         };
-        let _ = self.0.write_all(clean.as_bytes());
+        let _ = live::suspend(|| self.0.write_all(clean.as_bytes()));
         Ok(bytes.len())
     }
 

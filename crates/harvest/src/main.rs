@@ -15,6 +15,7 @@ mod doctor;
 mod follow;
 mod images;
 mod inputs;
+mod live;
 mod log;
 mod printer;
 mod publish;

@@ -4,7 +4,7 @@ use std::{
     borrow::Cow,
     error::Error,
     io::{self, IsTerminal, Write},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use anyhow::Result;
@@ -17,9 +17,14 @@ use serde::Serialize;
 use crate::{
     cli::GlobalFlags,
     config::Env,
+    live,
+    render::truncate,
     sanitize::{sanitize, sanitize_json, sanitize_line},
     style::{self, Palette},
 };
+
+/// Columns of the live line besides its text: the spinner and the longest usual clock.
+const LIVE_MARGIN: usize = 12;
 
 /// An error with a hint for the user.
 #[derive(Debug, thiserror::Error)]
@@ -157,27 +162,32 @@ impl Printer {
 
     /// Prints a prompt for input, whatever the flags say and without a line end.
     pub(crate) fn prompt(&self, text: &str) {
-        let _ = io::stderr().lock().write_all(sanitize(text).as_bytes());
+        write_err(&sanitize(text));
     }
 
-    /// Whether progress is shown: only on a terminal and without `--quiet`, `--json` and
+    /// Whether there is a live line: only on a terminal and without `--quiet`, `--json` and
     /// `--verbose`.
-    pub(crate) fn shows_progress(&self) -> bool {
+    pub(crate) fn is_live(&self) -> bool {
         self.live && !self.verbose
     }
 
-    /// Replaces the progress line; an empty text removes it.
-    pub(crate) fn progress(&self, text: &str) {
-        if self.shows_progress() {
-            let line: String = sanitize_line(text).chars().take(columns() - 1).collect();
-            self.write_stderr(format!("\r\x1b[K{line}"));
+    /// Shows on the live line what is going on. `elapsed` is the start value of its clock; without
+    /// it there is none.
+    pub(crate) fn live(&self, text: &str, elapsed: Option<Duration>) {
+        if self.is_live() {
+            let width = columns().saturating_sub(LIVE_MARGIN);
+            live::show(&truncate(&sanitize_line(text), width), elapsed);
         }
+    }
+
+    /// Removes the live line.
+    pub(crate) fn end_live(&self) {
+        live::clear();
     }
 
     fn write_stderr(&self, text: String) {
         if !self.quiet && !self.json {
-            // There is nowhere to report that stderr is closed.
-            let _ = io::stderr().lock().write_all(text.as_bytes());
+            write_err(&text);
         }
     }
 
@@ -195,7 +205,8 @@ impl Printer {
         if let Some(hint) = hint_of(error) {
             text += &format!("{} {}\n", self.stderr.info("hint:"), sanitize(&hint));
         }
-        let _ = io::stderr().lock().write_all(text.as_bytes());
+        live::clear();
+        write_err(&text);
     }
 }
 
@@ -209,8 +220,15 @@ fn write_out(text: &str) -> Result<()> {
 
 /// Writes bytes to stdout unchanged.
 pub(crate) fn write_bytes(bytes: &[u8]) -> Result<()> {
-    let mut out = io::stdout().lock();
-    Ok(out.write_all(bytes).and_then(|()| out.flush()).map_err(StdoutError)?)
+    Ok(live::suspend(|| {
+        let mut out = io::stdout().lock();
+        out.write_all(bytes).and_then(|()| out.flush()).map_err(StdoutError)
+    })?)
+}
+
+fn write_err(text: &str) {
+    // There is nowhere to report that stderr is closed.
+    let _ = live::suspend(|| io::stderr().lock().write_all(text.as_bytes()));
 }
 
 /// The width of the terminal, or 100 without one.

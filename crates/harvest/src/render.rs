@@ -4,7 +4,9 @@
 //! [`Piece::Line`]. The caller decides where each goes. Events contain untrusted text, so the only
 //! escape sequences in a piece are the styles of its first words.
 
-use std::collections::{HashMap, HashSet};
+mod activity;
+
+use std::collections::HashSet;
 
 use harvest_proto::{
     Event, EventBody, RepositoryName, StateReason, Timestamp,
@@ -14,6 +16,8 @@ use harvest_proto::{
 };
 use serde_json::Value;
 
+use self::activity::ActivityTracker;
+pub(crate) use self::activity::Activity;
 use crate::{
     printer::human_millis,
     sanitize::{sanitize, sanitize_line},
@@ -39,13 +43,22 @@ pub(crate) struct Renderer {
     /// Whether the agent's text ends in the middle of a line.
     mid_line: bool,
     turn: u32,
-    tools: HashMap<String, (String, Timestamp)>,
+    /// The running tools, oldest first.
+    tools: Vec<RunningTool>,
+    activity: ActivityTracker,
     /// Repository and number of the pull requests shown so far.
     pull_requests: HashSet<(RepositoryName, u64)>,
     /// Whether lines name their repository.
     many_repositories: bool,
     /// Whether tool output is shown in full.
     pub(crate) full: bool,
+}
+
+#[derive(Debug)]
+struct RunningTool {
+    call: String,
+    what: String,
+    since: Timestamp,
 }
 
 impl Renderer {
@@ -57,7 +70,24 @@ impl Renderer {
         self.many_repositories = session.repositories.len() > 1;
     }
 
+    /// What the session is doing now. Nothing while the agent's text ends in the middle of a line,
+    /// which the terminal's last line is needed for.
+    pub(crate) fn activity(&self) -> Option<Activity> {
+        if self.mid_line {
+            return None;
+        }
+        let Some(RunningTool { what, since, .. }) = self.tools.last() else {
+            return self.activity.current().cloned();
+        };
+        let what = match self.tools.len() - 1 {
+            0 => what.clone(),
+            others => format!("{what} (and {others} more)"),
+        };
+        Some(Activity { what, since: *since })
+    }
+
     pub(crate) fn event(&mut self, event: &Event) -> Vec<Piece> {
+        self.activity.event(event);
         if let EventBody::TextDelta { text } = &event.body {
             let text = sanitize(text);
             self.mid_line = !text.ends_with('\n') && (self.mid_line || !text.is_empty());
@@ -69,7 +99,9 @@ impl Renderer {
             *first = highlight(self.style, &event.body, first);
         }
         let mut pieces = Vec::new();
-        if !lines.is_empty() && std::mem::take(&mut self.mid_line) {
+        // A started tool is shown on the live line, which needs the terminal's last line.
+        let ends_text = !lines.is_empty() || matches!(event.body, EventBody::ToolStarted { .. });
+        if ends_text && std::mem::take(&mut self.mid_line) {
             pieces.push(Piece::Text("\n".into()));
         }
         pieces.extend(lines.into_iter().map(Piece::Line));
@@ -90,13 +122,14 @@ impl Renderer {
             }
             EventBody::ToolStarted { call, name, input, .. } => {
                 let what = truncate(&tool(name, input), self.width.saturating_sub(16));
-                self.tools.insert(call.clone(), (what, event.at));
+                self.tools.push(RunningTool { call: call.clone(), what, since: event.at });
                 vec![]
             }
             EventBody::ToolEnded { call, ok, output, .. } => {
                 self.tool_ended(call, *ok, output, event.at)
             }
             EventBody::TurnEnded { outcome, error, millis, .. } => {
+                self.tools.clear();
                 turn_ended(self.turn, *outcome, error.as_deref(), *millis)
             }
             EventBody::PullOpened { repository, number, url, .. } => {
@@ -128,7 +161,11 @@ impl Renderer {
     }
 
     fn tool_ended(&mut self, call: &str, ok: bool, output: &str, at: Timestamp) -> Vec<String> {
-        let (what, began) = self.tools.remove(call).unwrap_or_else(|| ("tool".into(), at));
+        let running = self.tools.iter().position(|tool| tool.call == call);
+        let (what, began) = match running.map(|position| self.tools.remove(position)) {
+            Some(tool) => (tool.what, tool.since),
+            None => ("tool".to_owned(), at),
+        };
         let millis = u64::try_from(at.since(began).as_millis()).unwrap_or(u64::MAX);
         let mark = if ok { '✓' } else { '✗' };
         let output = sanitize(output);

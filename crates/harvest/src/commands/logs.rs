@@ -9,6 +9,7 @@ use crate::{Invocation, blob_fetch, cli::LogsArgs, follow::Update};
 pub(crate) async fn run(ctx: &Invocation, args: &LogsArgs) -> Result<u8> {
     let (client, session) = ctx.session(&args.session).await?;
     let mut screen = Screen::new(ctx, true);
+    screen.follows = args.follow;
     screen.renderer.full = args.full;
     screen.renderer.session(&client.session(&session).await?);
     let mut updates = client.events_after(&session, args.after, args.follow);

@@ -1,6 +1,9 @@
 //! `harvest repo`: registers, prebuilds, lists and removes repositories.
 
-use std::path::Path;
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, bail};
 use harvest_proto::{
@@ -15,7 +18,7 @@ use crate::{
     cli::RepoCommand,
     client::Client,
     follow::Lines,
-    printer::{Advice, human_millis},
+    printer::{Advice, human_elapsed, human_millis},
     publish::{NameConflict, Source, forge, publish},
     render::short_commit,
 };
@@ -102,15 +105,23 @@ pub(crate) async fn build(
     let request = client.request(Method::POST, &format!("/v1/repositories/{name}/build"));
     let started = client.send(request).await.with_context(|| format!("cannot build {name}"))?;
     let mut lines = Lines::new(started);
+    let mut phase: Option<(String, Instant)> = None;
     while let Some(line) = lines.json::<BuildLine>().await? {
         if ctx.print.json {
             ctx.print.item(&line)?;
         }
         match line {
+            BuildLine::Progress { message } if ctx.print.is_live() => {
+                end_phase(ctx, phase.take());
+                let label = describe_phase(&message);
+                ctx.print.live(&label, Some(Duration::ZERO));
+                phase = Some((label, Instant::now()));
+            }
             BuildLine::Progress { message } => {
                 ctx.print.note(format!("  {}", describe_phase(&message)))
             }
             BuildLine::Built { build } => {
+                end_phase(ctx, phase.take());
                 ctx.print.note(format!(
                     "Built {name} at {} in {}",
                     short_commit(&build.commit),
@@ -124,15 +135,28 @@ pub(crate) async fn build(
     bail!("the response ended before the build finished")
 }
 
-/// Describes a boot phase of the API.
-fn describe_phase(message: &str) -> &str {
+/// Replaces the live line by the duration of the phase that has ended.
+fn end_phase(ctx: &Invocation, phase: Option<(String, Instant)>) {
+    ctx.print.end_live();
+    if let Some((label, began)) = phase {
+        ctx.print.note(format!("  {label} ({})", human_elapsed(began)));
+    }
+}
+
+/// Describes a step of a build; the API names boot phases by their words.
+fn describe_phase(message: &str) -> String {
     match message {
-        "starting" => "starting the supervisor",
-        "sync" => "fetching the code",
-        "setup" => "running .harvest/setup.sh, if there is one",
-        "start" => "running .harvest/start.sh, if there is one",
-        "agent" => "starting the agent",
-        other => other,
+        "starting" => "Starting the supervisor".into(),
+        "sync" => "Fetching the code".into(),
+        "setup" => "Running .harvest/setup.sh, if there is one".into(),
+        "start" => "Running .harvest/start.sh, if there is one".into(),
+        "agent" => "Starting the agent".into(),
+        other => {
+            let mut letters = other.chars();
+            letters.next().map_or_else(String::new, |first| {
+                first.to_uppercase().chain(letters).collect()
+            })
+        }
     }
 }
 

@@ -1,17 +1,17 @@
 //! Follows a session on the terminal, for `run`, `attach`, `send -f` and `logs`.
 
-use std::{io::Write, pin::pin};
+use std::{io::Write, pin::pin, time::SystemTime};
 
 use anyhow::{Result, bail};
 use futures_util::StreamExt;
-use harvest_proto::{Event, EventBody, SessionId};
+use harvest_proto::{Event, EventBody, SessionId, Timestamp};
 
 use crate::{
     Invocation,
     client::Client,
     follow::{CompletionTracker, Update, Verdict},
     printer::columns,
-    render::{Piece, Renderer},
+    render::{Activity, Piece, Renderer},
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,26 +93,52 @@ pub(crate) struct Screen<'a> {
     pub(super) renderer: Renderer,
     /// Whether lines go to stdout (`logs`) instead of stderr.
     lines_are_results: bool,
+    /// Whether events arrive as they happen.
+    pub(super) follows: bool,
+    /// The activity on the live line.
+    shown: Option<Activity>,
 }
 
 impl<'a> Screen<'a> {
     pub(crate) fn new(ctx: &'a Invocation, lines_are_results: bool) -> Self {
         let style = if lines_are_results { ctx.print.stdout } else { ctx.print.stderr };
         let renderer = Renderer::new(ctx.print.verbose, columns(), style);
-        Self { ctx, renderer, lines_are_results }
+        Self { ctx, renderer, lines_are_results, follows: true, shown: None }
     }
 
     pub(crate) fn event(&mut self, event: &Event) -> Result<()> {
         if self.ctx.print.json {
             return self.ctx.print.item(event);
         }
-        for piece in self.renderer.event(event) {
+        let pieces = self.renderer.event(event);
+        if !pieces.is_empty() {
+            self.shown = None;
+            self.ctx.print.end_live();
+        }
+        for piece in pieces {
             self.piece(piece)?;
         }
+        self.show_activity();
         Ok(())
     }
 
+    /// Shows what the session is doing on the live line, unless the same is shown already.
+    fn show_activity(&mut self) {
+        let activity = self.renderer.activity().filter(|_| self.follows);
+        if activity == self.shown {
+            return;
+        }
+        match &activity {
+            Some(Activity { what, since }) => {
+                self.ctx.print.live(what, Some(Timestamp::from(SystemTime::now()).since(*since)));
+            }
+            None => self.ctx.print.end_live(),
+        }
+        self.shown = activity;
+    }
+
     pub(crate) fn finish(&mut self) -> Result<()> {
+        self.ctx.print.end_live();
         match self.renderer.finish() {
             Some(piece) if !self.ctx.print.json => self.piece(piece),
             _ => Ok(()),

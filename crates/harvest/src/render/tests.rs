@@ -267,3 +267,21 @@ fn only_the_first_words_of_a_line_are_styled() {
         "\x1b[33mwarning:\x1b[0m Check passed\n    warning: x\n"
     );
 }
+
+#[test]
+fn newest_running_tool_is_the_activity() {
+    let mut renderer = Renderer::new(false, 100, Palette::default());
+    let mut activity = |seq: u64, body| {
+        let at = Timestamp::from_millis(seq.cast_signed());
+        renderer.event(&Event { seq, at, turn: None, body });
+        renderer.activity().map(|activity| (activity.what, activity.since.as_millis()))
+    };
+    activity(1, EventBody::TurnStarted { prompt: PromptId::random(), number: 1 });
+    assert_eq!(activity(2, EventBody::TextDelta { text: "I".into() }), None);
+    let tests = activity(3, started("a", "Bash", json!({"command": "pytest -q"})));
+    assert_eq!(tests, Some(("Bash pytest -q".into(), 3)));
+    let read = activity(4, started("b", "Read", json!({"file_path": "calc.py"})));
+    assert_eq!(read, Some(("Read calc.py (and 1 more)".into(), 4)));
+    assert_eq!(activity(5, ended("b", true, "")), Some(("Bash pytest -q".into(), 3)));
+    assert_eq!(activity(6, ended("a", true, "")), Some(("Working".into(), 6)));
+}
