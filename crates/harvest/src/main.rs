@@ -17,6 +17,7 @@ mod images;
 mod inputs;
 mod live;
 mod log;
+mod pager;
 mod printer;
 mod publish;
 mod quickstart;

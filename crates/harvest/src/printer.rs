@@ -165,6 +165,11 @@ impl Printer {
         write_err(&sanitize(text));
     }
 
+    /// Whether results may go through a pager: only if a user reads them on a terminal.
+    pub(crate) fn pages(&self) -> bool {
+        !self.json && self.live && io::stdout().is_terminal() && io::stdin().is_terminal()
+    }
+
     /// Whether there is a live line: only on a terminal and without `--quiet`, `--json` and
     /// `--verbose`.
     pub(crate) fn is_live(&self) -> bool {

@@ -16,8 +16,8 @@ use harvest_proto::{
 };
 use serde_json::Value;
 
-use self::activity::ActivityTracker;
 pub(crate) use self::activity::Activity;
+use self::activity::ActivityTracker;
 use crate::{
     printer::human_millis,
     sanitize::{sanitize, sanitize_line},

@@ -20,6 +20,10 @@ impl Palette {
         Self { colors: capable && env("NO_COLOR").is_none_or(|value| value.is_empty()) }
     }
 
+    pub(crate) fn is_plain(self) -> bool {
+        !self.colors
+    }
+
     pub(crate) fn ok(self, text: &str) -> String {
         self.color(AnsiColor::Green, text)
     }
@@ -58,7 +62,7 @@ impl Palette {
     }
 
     fn paint(self, style: Style, text: &str) -> String {
-        match self.colors {
+        match self.colors && !text.is_empty() {
             true => format!("{style}{text}{style:#}"),
             false => text.to_owned(),
         }

@@ -1,8 +1,13 @@
 //! `harvest diff`: prints a session's changes like `git diff`, or only the changed files of the
 //! checkouts or of the whole sandbox.
 
+use std::collections::BTreeMap;
+
 use anyhow::Result;
-use harvest_proto::api::{ChangeKind, DiffFiles, FileChange, FileChanges, FileDiff};
+use harvest_proto::{
+    RepositoryName,
+    api::{ChangeKind, DiffFiles, FileChange, FileChanges, FileDiff, SessionRepository},
+};
 use serde_json::json;
 
 use crate::{
@@ -11,8 +16,10 @@ use crate::{
         DiffArgs,
         units::{TurnRange, bytes},
     },
+    pager,
     printer::count,
-    sanitize::sanitize_line,
+    sanitize::{sanitize, sanitize_line},
+    style::Palette,
 };
 
 /// The longest bar of `--stat`.
@@ -30,7 +37,13 @@ pub(crate) async fn run(ctx: &Invocation, args: &DiffArgs) -> Result<u8> {
         }
     } else if args.stat {
         let files: DiffFiles = client.get(&format!("/v1/sessions/{id}/diff/files{range}")).await?;
-        ctx.print.result(&files, files_text)?;
+        match ctx.print.json {
+            true => ctx.print.document(&files)?,
+            false => {
+                let folders = folders(&client.session(&id).await?.repositories);
+                ctx.print.styled_out(&files_text(ctx.print.stdout, &files, &folders))?;
+            }
+        }
         if files.cut {
             ctx.print.note("the list is truncated");
         }
@@ -41,19 +54,55 @@ pub(crate) async fn run(ctx: &Invocation, args: &DiffArgs) -> Result<u8> {
         }
         match ctx.print.json {
             true => ctx.print.document(&json!({ "session": id, "diff": diff }))?,
-            false => ctx.print.verbatim(&diff)?,
+            false if ctx.print.stdout.is_plain() && !ctx.print.pages() => {
+                ctx.print.verbatim(&diff)?
+            }
+            false => pager::show(ctx.print, &colored(ctx.print.stdout, &sanitize(&diff)))?,
         }
     }
     Ok(0)
 }
 
+/// Colours a diff like git.
+pub(crate) fn colored(style: Palette, diff: &str) -> String {
+    let mut in_header = false;
+    let line = |line: &str| {
+        in_header = line.starts_with("diff --git ") || (in_header && !line.starts_with("@@"));
+        let painted = match line.chars().next() {
+            _ if in_header => style.bold(line),
+            Some('@') => style.info(line),
+            Some('+') => style.ok(line),
+            Some('-') => style.fail(line),
+            _ => line.to_owned(),
+        };
+        painted + "\n"
+    };
+    diff.lines().map(line).collect()
+}
+
+/// The path prefix of each repository: none for a single one, otherwise its folder, as in `diff`.
+fn folders(repositories: &[SessionRepository]) -> BTreeMap<RepositoryName, String> {
+    let folder = |repository: &SessionRepository| match repositories.len() {
+        1 => String::new(),
+        _ => format!("{}/", repository.folder.rsplit('/').next().unwrap_or_default()),
+    };
+    repositories.iter().map(|repository| (repository.name.clone(), folder(repository))).collect()
+}
+
 /// Formats changed files like `git diff --stat`.
-fn files_text(files: &DiffFiles) -> String {
-    let path = |file: &FileDiff| sanitize_line(&format!("{}/{}", file.repository, file.path));
+fn files_text(
+    style: Palette,
+    files: &DiffFiles,
+    folders: &BTreeMap<RepositoryName, String>,
+) -> String {
+    let path = |file: &FileDiff| {
+        let folder = folders.get(&file.repository).map_or("", String::as_str);
+        sanitize_line(&format!("{folder}{}", file.path))
+    };
     let width = files.items.iter().map(|file| path(file).chars().count()).max().unwrap_or(0);
     let line = |file: &FileDiff| {
         let change = match (file.insertions, file.deletions) {
-            (Some(insertions), Some(deletions)) => change_bar(insertions, deletions),
+            (Some(insertions), Some(deletions)) => change_bar(style, insertions, deletions),
             _ => "Bin".to_owned(),
         };
         format!(" {:<width$} | {change}\n", path(file))
@@ -69,14 +118,15 @@ fn files_text(files: &DiffFiles) -> String {
 }
 
 /// `12 ++++----`, scaled down to [`BAR_CELLS`].
-fn change_bar(insertions: u64, deletions: u64) -> String {
+fn change_bar(style: Palette, insertions: u64, deletions: u64) -> String {
     let total = insertions + deletions;
     let cells = |lines: u64| match total <= BAR_CELLS {
         true => lines,
         false => (lines * BAR_CELLS / total).max(u64::from(lines > 0)),
     };
     let repeat = |sign: &str, lines: u64| sign.repeat(usize::try_from(cells(lines)).unwrap_or(0));
-    format!("{total} {}{}", repeat("+", insertions), repeat("-", deletions)).trim_end().to_owned()
+    let (added, removed) = (repeat("+", insertions), repeat("-", deletions));
+    format!("{total} {}{}", style.ok(&added), style.fail(&removed)).trim_end().to_owned()
 }
 
 fn sandbox_changes(changes: &FileChanges, only_counts: bool) -> String {
@@ -112,8 +162,43 @@ mod tests {
 
     #[test]
     fn change_bar_is_scaled_like_git() {
-        assert_eq!(change_bar(2, 1), "3 ++-");
-        assert_eq!(change_bar(0, 0), "0");
-        assert_eq!(change_bar(10_000, 1), format!("10001 {}-", "+".repeat(39)));
+        let bar = |insertions, deletions| change_bar(Palette::default(), insertions, deletions);
+        assert_eq!(bar(2, 1), "3 ++-");
+        assert_eq!(bar(0, 0), "0");
+        assert_eq!(bar(10_000, 1), format!("10001 {}-", "+".repeat(39)));
+    }
+
+    #[test]
+    fn header_lines_are_not_colored_as_changes() {
+        let diff = "diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n--- old\n+new\n same\n";
+        let painted = colored(Palette::new(true, &|_| None), diff);
+        let lines: Vec<&str> = painted.lines().collect();
+        assert!(lines[..3].iter().all(|line| line.starts_with("\x1b[1m")), "{painted:?}");
+        assert_eq!(
+            lines[3..],
+            [
+                "\x1b[36m@@ -1 +1 @@\x1b[0m",
+                "\x1b[31m--- old\x1b[0m",
+                "\x1b[32m+new\x1b[0m",
+                " same"
+            ]
+        );
+        assert_eq!(colored(Palette::default(), diff), diff);
+    }
+
+    #[test]
+    fn stat_names_folders_only_among_several_repositories() {
+        let repository = |name: &str, folder: &str| SessionRepository {
+            name: name.parse().unwrap(),
+            folder: folder.into(),
+            url: String::new(),
+            base: None,
+            branch: "b".parse().unwrap(),
+            pull_request: None,
+        };
+        let one = [repository("acme/web", "/workspace/web")];
+        assert_eq!(folders(&one).into_values().collect::<Vec<_>>(), [""]);
+        let two = [one[0].clone(), repository("other/web", "/workspace/other-web")];
+        assert_eq!(folders(&two).into_values().collect::<Vec<_>>(), ["web/", "other-web/"]);
     }
 }

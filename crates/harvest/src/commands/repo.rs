@@ -153,9 +153,9 @@ fn describe_phase(message: &str) -> String {
         "agent" => "Starting the agent".into(),
         other => {
             let mut letters = other.chars();
-            letters.next().map_or_else(String::new, |first| {
-                first.to_uppercase().chain(letters).collect()
-            })
+            letters
+                .next()
+                .map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
         }
     }
 }

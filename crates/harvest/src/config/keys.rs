@@ -218,7 +218,7 @@ fn value<T: FromStr<Err: ToString>>(
 
 /// Variables without a key, for the reference page.
 #[cfg(test)]
-pub(crate) const VARIABLES: [(&str, &str); 4] = [
+pub(crate) const VARIABLES: [(&str, &str); 6] = [
     ("HARVEST_CONFIG", "The configuration file; also `--config`"),
     (
         "HARVEST_SUPERVISOR",
@@ -228,5 +228,7 @@ pub(crate) const VARIABLES: [(&str, &str); 4] = [
         "ANTHROPIC_API_KEY",
         "In the environment of `harvest up`: used if no secret of that name is stored",
     ),
+    ("HARVEST_PAGER", "The pager of `harvest diff` on a terminal; then `PAGER`, then `less`"),
     ("NO_COLOR", "Disables colours when set"),
+    ("TERM", "With `dumb`, or without a value, there are no colours and no live line"),
 ];
