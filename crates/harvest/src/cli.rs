@@ -22,8 +22,8 @@ pub(crate) use sandbox::{
 };
 pub(crate) use server::{ApiArgs, CompletionArgs, ConfigArgs, CreateTokenArgs, TokenCommand};
 pub(crate) use session::{
-    DiffArgs, EventsArgs, ForkArgs, LogsArgs, LsArgs, PrCommand, QueueCommand, RestoreArgs, RmArgs,
-    RunArgs, SendArgs,
+    DiffArgs, EventsArgs, ForkArgs, LogsArgs, LsArgs, PrCommand, PromptArgs, QueueCommand,
+    RestoreArgs, RmArgs, RunArgs, SendArgs,
 };
 
 /// Background coding agents on machines you own: a prompt goes in, a tested pull request comes out.

@@ -19,6 +19,7 @@ mod live;
 mod log;
 mod pager;
 mod printer;
+mod prompt_input;
 mod publish;
 mod quickstart;
 mod recipes;
@@ -76,7 +77,7 @@ fn main() -> ExitCode {
         Err(error) if printer::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             print.error(&error);
-            ExitCode::from(failure_code)
+            ExitCode::from(if printer::is_wrong_usage(&error) { 2 } else { failure_code })
         }
     }
 }

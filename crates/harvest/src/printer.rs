@@ -32,11 +32,17 @@ const LIVE_MARGIN: usize = 12;
 pub(crate) struct Advice {
     message: String,
     hint: String,
+    wrong_usage: bool,
 }
 
 impl Advice {
     pub(crate) fn new(message: impl Into<String>, hint: impl Into<String>) -> Self {
-        Self { message: message.into(), hint: hint.into() }
+        Self { message: message.into(), hint: hint.into(), wrong_usage: false }
+    }
+
+    /// An error in the arguments, which exits with 2 like those that clap finds.
+    pub(crate) fn usage(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { wrong_usage: true, ..Self::new(message, hint) }
     }
 }
 
@@ -271,6 +277,11 @@ fn hint_of_cause<'a>(cause: &'a (dyn Error + 'static)) -> Option<Cow<'a, str>> {
         .or_else(|| hint::<EngineError>(cause))
         .or_else(|| hint::<RootlessError>(cause))
         .or_else(|| hint::<io::Error>(cause))
+}
+
+/// Whether the arguments are wrong.
+pub(crate) fn is_wrong_usage(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<Advice>().is_some_and(|advice| advice.wrong_usage)
 }
 
 /// Whether the reader of stdout closed the pipe, which is not a failure.

@@ -49,9 +49,9 @@ fn help_lists_every_verb_except_zygote() {
 
 #[test]
 fn wrong_usage_exits_with_2() {
-    let output = Host::new().harvest(&["run"]);
+    let output = Host::new().harvest(&["run", "fix", "it"]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(text(&output.stderr).contains("<PROMPT>"), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("quote the prompt"), "{}", text(&output.stderr));
     assert_eq!(text(&output.stdout), "");
 }
 

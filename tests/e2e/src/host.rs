@@ -81,7 +81,9 @@ impl Host {
         self.env.insert(name.into(), value.into());
     }
 
-    fn command(&self) -> Command {
+    /// The CLI, not yet started.
+    #[must_use]
+    pub fn command(&self) -> Command {
         let mut command = Command::new(binary("harvest"));
         command
             .env("HARVEST_HOME", self.home.path())

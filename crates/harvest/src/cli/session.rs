@@ -2,14 +2,28 @@
 
 use clap::{Args, Subcommand};
 
-use harvest_proto::{AgentName, BranchName, ModelRef, NetworkPolicy, PromptText, RepositoryRef};
+use harvest_proto::{AgentName, BranchName, ModelRef, NetworkPolicy, RepositoryRef};
 
 use super::{SessionArg, units, words};
 
+/// The one prompt of a verb.
+#[derive(Debug, Args)]
+pub(crate) struct PromptArgs {
+    /// The task, in quotes; `-` reads standard input, `@FILE` a file [default: standard input, if
+    /// it is not a terminal]
+    pub(crate) prompt: Option<String>,
+    // Only to tell the user that quotes are missing.
+    #[arg(hide = true, value_name = "WORD")]
+    pub(crate) more: Vec<String>,
+    /// Write the prompt in your editor: $VISUAL, $EDITOR or vi
+    #[arg(short = 'i', long)]
+    pub(crate) editor: bool,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
-    /// The task, in quotes
-    pub(crate) prompt: PromptText,
+    #[command(flatten)]
+    pub(crate) prompt: PromptArgs,
     /// The repository: a folder, which is copied and not changed, a git URL, or a registered name
     /// (OWNER/NAME, or NAME if only one has it).
     /// May be repeated: all are checked out in /workspace, and the agent works in the first
@@ -66,8 +80,8 @@ pub(crate) struct LsArgs {
 pub(crate) struct SendArgs {
     /// The session: an id, an id prefix, or `-` for the newest
     pub(crate) session: String,
-    /// The prompt, or the answer to the agent's question
-    pub(crate) text: PromptText,
+    #[command(flatten)]
+    pub(crate) prompt: PromptArgs,
     /// Stop the current turn and run this prompt next
     #[arg(long)]
     pub(crate) now: bool,
@@ -103,9 +117,13 @@ pub(crate) struct ForkArgs {
     /// The session, or `SESSION@TURN`; `-@2` is turn 2 of the newest, `@0` the start of a session
     #[arg(value_name = "SESSION[@TURN]")]
     pub(crate) session: String,
-    /// The first prompt of every fork; with several prompts, one fork per prompt
+    /// The first prompt of every fork, in quotes; with several prompts, one fork per prompt. `-`
+    /// reads standard input, `@FILE` a file
     #[arg(value_name = "PROMPT")]
-    pub(crate) prompts: Vec<PromptText>,
+    pub(crate) prompts: Vec<String>,
+    /// Write the prompt in your editor: $VISUAL, $EDITOR or vi
+    #[arg(short = 'i', long)]
+    pub(crate) editor: bool,
     /// The number of forks, at most 16
     #[arg(short, long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=16))]
     pub(crate) number: Option<u32>,

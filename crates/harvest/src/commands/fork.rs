@@ -3,14 +3,15 @@
 use anyhow::{Context, Result};
 use harvest_proto::api::ForkSession;
 
-use crate::{Invocation, cli::ForkArgs, resolve};
+use crate::{Invocation, cli::ForkArgs, prompt_input::PromptSource, resolve};
 
 pub(crate) async fn run(ctx: &Invocation, args: ForkArgs) -> Result<u8> {
     let (typed, turn) = resolve::at_turn(&args.session)?;
     let turn = turn.or(args.turn);
+    let prompts = PromptSource::several(args.prompts, args.editor)?;
     let (client, id) = ctx.session(typed).await?;
-    let one = args.number.is_none() && args.prompts.len() < 2;
-    let mut prompts = args.prompts;
+    let one = args.number.is_none() && prompts.len() < 2;
+    let mut prompts = prompts.into_iter().map(PromptSource::read).collect::<Result<Vec<_>>>()?;
     // A single prompt is for every fork.
     let prompt = if prompts.len() == 1 { prompts.pop() } else { None };
     let request = ForkSession { turn, count: args.number, prompt, prompts };

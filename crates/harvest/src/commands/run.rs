@@ -7,10 +7,15 @@ use super::{
     exec::variables,
     watch::{self, StopWhen},
 };
-use crate::{Invocation, backend::Backend, cli::RunArgs, client::Client, inputs, resolve};
+use crate::{
+    Invocation, backend::Backend, cli::RunArgs, client::Client, inputs, prompt_input::PromptSource,
+    resolve,
+};
 
 pub(crate) async fn run(ctx: &Invocation, args: RunArgs) -> Result<u8> {
+    let prompt = PromptSource::one(args.prompt)?;
     let client = Client::find(&ctx.config)?;
+    let prompt = prompt.read()?;
     let env = variables(&args.env)?;
     let from = match args.from {
         Some(typed) => {
@@ -24,7 +29,7 @@ pub(crate) async fn run(ctx: &Invocation, args: RunArgs) -> Result<u8> {
     }
     let request = CreateSession {
         repositories,
-        prompt: Some(args.prompt),
+        prompt: Some(prompt),
         agent: args.agent,
         model: args.model,
         network: args.net,

@@ -4,11 +4,12 @@ use anyhow::{Context, Result};
 use harvest_proto::api::{CreatePrompt, PromptStatus};
 
 use super::watch::{self, StopWhen};
-use crate::{Invocation, cli::SendArgs};
+use crate::{Invocation, cli::SendArgs, prompt_input::PromptSource};
 
 pub(crate) async fn run(ctx: &Invocation, args: SendArgs) -> Result<u8> {
+    let prompt = PromptSource::one(args.prompt)?;
     let (client, id) = ctx.session(&args.session).await?;
-    let request = CreatePrompt { text: args.text, now: args.now, author: None };
+    let request = CreatePrompt { text: prompt.read()?, now: args.now, author: None };
     let prompt = client.prompt(&id, &request).await.context("cannot queue the prompt")?;
     if !args.follow {
         ctx.print.result(&prompt, |prompt| format!("{}\n", prompt.id))?;

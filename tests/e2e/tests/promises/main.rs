@@ -5,6 +5,7 @@ mod agent_descriptors;
 mod agents;
 mod background_server;
 mod clocks;
+mod command_line;
 mod database;
 mod durable;
 mod exec;

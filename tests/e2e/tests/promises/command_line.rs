@@ -1,0 +1,83 @@
+//! How verbs take their input and what they refuse: prompts from everywhere, confirmations, names.
+
+use std::{
+    fs,
+    io::Write,
+    process::{Command, Stdio},
+};
+
+use harvest_e2e::Host;
+
+const RUN: [&str; 6] = ["run", "-d", "--agent", "scripted", "--net", "none"];
+
+/// Runs a command with this input; returns its exit code, stdout and stderr.
+fn piped(mut command: Command, input: &str) -> (i32, String, String) {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+async fn get(host: &Host, path: &str) -> serde_json::Value {
+    host.get(path).send().await.unwrap().json().await.unwrap()
+}
+
+/// The texts of a session's prompts.
+async fn prompts(host: &Host, session: &str) -> Vec<String> {
+    let page = get(host, &format!("/v1/sessions/{}/prompts", session.trim())).await;
+    let text = |item: &serde_json::Value| item["text"].as_str().unwrap().to_owned();
+    page["items"].as_array().unwrap().iter().map(text).collect()
+}
+
+#[tokio::test]
+async fn prompts_come_from_stdin_files_and_editors() {
+    let host = Host::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("prompt.md");
+    fs::write(&file, "from a file\n").unwrap();
+    let run = |more: &[&str]| {
+        let mut command = host.command();
+        command.args(RUN).args(more).current_dir(folder.path());
+        command
+    };
+    for arguments in [&["-"][..], &[]] {
+        let (code, id, error) = piped(run(arguments), "from\nstdin\n");
+        assert_eq!((code, prompts(&host, &id).await), (0, vec!["from\nstdin".into()]), "{error}");
+    }
+    let (code, id, error) = piped(run(&["@prompt.md"]), "");
+    assert_eq!((code, prompts(&host, &id).await), (0, vec!["from a file".into()]), "{error}");
+    let mut command = run(&["-i"]);
+    command.env("EDITOR", format!("cp {}", file.display())).env_remove("VISUAL");
+    let (code, id, error) = piped(command, "");
+    assert_eq!((code, prompts(&host, &id).await), (0, vec!["from a file".into()]), "{error}");
+    let mut send = host.command();
+    send.args(["send", "-f", id.trim(), "-"]);
+    let (_, said, error) = piped(send, "say it\nscript: [{\"text\": \"Said.\"}]");
+    assert!(said.contains("Said."), "{error}");
+    let mut fork = host.command();
+    fork.args(["fork", id.trim(), "-n2", "-"]);
+    let (code, forks, error) = piped(fork, "try it");
+    assert_eq!((code, forks.lines().count()), (0, 2), "{error}");
+    for fork in forks.lines() {
+        assert_eq!(prompts(&host, fork).await, ["try it"]);
+    }
+}
+
+#[tokio::test]
+async fn wrong_prompts_create_no_session() {
+    let host = Host::start().await;
+    for (arguments, input, reason) in [
+        (&["fix", "the", "test"][..], "", "hint: quote the prompt: \"fix the test\""),
+        (&["-"], " \n", "error: prompt is empty"),
+        (&[], "", "error: prompt is empty"),
+        (&["@nosuch.md"], "", "error: cannot read the prompt from nosuch.md"),
+    ] {
+        let mut command = host.command();
+        command.args(RUN).args(arguments);
+        let (code, id, error) = piped(command, input);
+        assert!(code != 0 && id.is_empty() && error.contains(reason), "{arguments:?}: {error}");
+    }
+    assert_eq!(get(&host, "/v1/sessions").await["items"], serde_json::json!([]));
+}
