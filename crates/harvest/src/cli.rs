@@ -44,18 +44,19 @@ pub(crate) struct Cli {
     pub(crate) command: Option<Command>,
 }
 
-/// Rewrites arguments that clap would take for flags: `-@2` (turn 2 of the newest session) becomes
-/// `@2`, and `-:/path` (a path in the newest sandbox) becomes `:/path`. Arguments after `--` belong
-/// to the command and stay as they are.
+/// The session `-` in `-@2`, once `-@2` is rewritten. No id and no prefix of one contains a `-`.
+pub(crate) const NEWEST_SESSION: &str = "ses_-";
+
+/// Rewrites `-@2` (turn 2 of the newest session), which clap would take for a flag. Arguments after
+/// `--` belong to the command and stay as they are.
 pub(crate) fn arguments(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut before_separator = true;
     let number = |turn: &str| !turn.is_empty() && turn.bytes().all(|byte| byte.is_ascii_digit());
     let rewrite = |argument: OsString| {
         before_separator &= argument != "--";
         match argument.to_str().and_then(|text| text.strip_prefix("-@")) {
-            Some(turn) if before_separator && number(turn) => format!("@{turn}").into(),
-            None if before_separator && argument.as_encoded_bytes().starts_with(b"-:/") => {
-                argument.to_string_lossy()[1..].to_owned().into()
+            Some(turn) if before_separator && number(turn) => {
+                format!("{NEWEST_SESSION}@{turn}").into()
             }
             _ => argument,
         }
@@ -247,6 +248,9 @@ pub(crate) enum RepoCommand {
     Rm {
         /// The repository: OWNER/NAME, or NAME if only one has it
         name: RepositoryRef,
+        /// Remove without asking
+        #[arg(short, long)]
+        yes: bool,
     },
 }
 
@@ -274,6 +278,9 @@ pub(crate) struct GcArgs {
     /// Also remove every sandbox of this home with its disk; no server may be running
     #[arg(long, conflicts_with = "dry_run")]
     pub(crate) all: bool,
+    /// Remove all sandboxes without asking
+    #[arg(short, long, requires = "all")]
+    pub(crate) yes: bool,
 }
 
 #[derive(Debug, Args)]
@@ -300,10 +307,9 @@ mod tests {
 
     #[test]
     fn newest_session_shorthand_is_rewritten_before_separator() {
-        let typed = ["harvest", "fork", "-@12", "-:/a", "-t", "-@x", "--", "-@3", "-:/"]
-            .map(OsString::from);
+        let typed = ["harvest", "fork", "-@12", "-t", "-@x", "--", "-@3"].map(OsString::from);
         let expected =
-            ["harvest", "fork", "@12", ":/a", "-t", "-@x", "--", "-@3", "-:/"].map(OsString::from);
+            ["harvest", "fork", "ses_-@12", "-t", "-@x", "--", "-@3"].map(OsString::from);
         assert_eq!(arguments(typed.into_iter()), expected);
     }
 

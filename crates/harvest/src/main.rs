@@ -9,6 +9,7 @@ mod cli;
 mod client;
 mod commands;
 mod config;
+mod confirm;
 mod copy;
 mod database;
 mod doctor;

@@ -86,7 +86,8 @@ impl RemoteFs for SandboxFiles {
         let answer = self.request(Method::HEAD, &[("path", path)]).map_err(|error| {
             match Self::is_missing(&error) {
                 true => error.context(format!("{path} does not exist in the sandbox")),
-                false => error,
+                // The response to HEAD has no body; the one to GET says why it is refused.
+                false => self.request(Method::GET, &[("path", path)]).err().unwrap_or(error),
             }
         });
         stat_from_headers(path, &answer?.0).context("the response lacks the file's metadata")

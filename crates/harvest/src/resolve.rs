@@ -1,12 +1,12 @@
 //! Resolves what a user types to an id: a full id, an id prefix, or `-` for the newest.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use harvest_proto::{
     PromptId, SandboxId, SessionId, SnapshotId,
     api::{Page, SandboxList, StoredSnapshot},
 };
 
-use crate::{backend::Backend, client::Client, printer::Advice};
+use crate::{backend::Backend, cli::NEWEST_SESSION, client::Client, printer::Advice};
 
 pub(crate) async fn session(client: &Client, typed: &str) -> Result<SessionId> {
     // The server checks whether a full id exists.
@@ -89,8 +89,12 @@ fn pick<Id: Clone + ToString>(
 /// Splits `SESSION[@TURN]`.
 pub(crate) fn at_turn(typed: &str) -> Result<(&str, Option<u32>)> {
     let Some((session, turn)) = typed.split_once('@') else { return Ok((typed, None)) };
-    // `cli::arguments` turned `-@2` into `@2`.
-    let session = if session.is_empty() { "-" } else { session };
+    if session.is_empty() {
+        // In a script, `$session@2` is `@2` when the variable is not set.
+        let hint = format!("write it as `SESSION@{turn}`, or `-@{turn}` for the newest session");
+        bail!(Advice::usage(format!("`@{turn}` names no session"), hint));
+    }
+    let session = if session == NEWEST_SESSION { "-" } else { session };
     let turn = turn.trim_start_matches("turn").parse().map_err(|_| {
         Advice::new(
             format!("`{turn}` is not a turn"),
@@ -141,7 +145,8 @@ mod tests {
     fn turn_follows_at_sign() {
         assert_eq!(at_turn("b81@2").unwrap(), ("b81", Some(2)));
         assert_eq!(at_turn("b81").unwrap(), ("b81", None));
-        assert_eq!(at_turn("@2").unwrap(), ("-", Some(2)));
+        assert_eq!(at_turn("ses_-@2").unwrap(), ("-", Some(2)));
+        assert!(at_turn("@2").is_err(), "an unset variable is not the newest session");
         assert!(at_turn("b81@last").is_err());
     }
 }

@@ -222,7 +222,7 @@ fn damaged_sandbox_is_listed_and_can_be_removed() {
     let output = host.harvest(&["sandbox", "rm", "gdg"]);
     let error = text(&output.stderr);
     assert!(output.status.code() == Some(1) && error.contains("rm --force"), "{error}");
-    let output = host.harvest(&["sandbox", "rm", "--force", "gdg"]);
+    let output = host.harvest(&["sandbox", "rm", "--force", "--yes", "gdg"]);
     assert!(output.status.success() && !folder.exists(), "{}", text(&output.stderr));
 }
 

@@ -422,7 +422,7 @@ impl Drop for Host {
             let _ = server.kill();
             let _ = server.wait();
         }
-        let swept = self.command().args(["gc", "--all"]).stdin(Stdio::null()).output();
+        let swept = self.command().args(["gc", "--all", "--yes"]).stdin(Stdio::null()).output();
         if std::thread::panicking() {
             let log = fs::read_to_string(self.home.path().join("up.log")).unwrap_or_default();
             eprintln!("--- the server's log\n{log}--- gc\n{swept:?}");

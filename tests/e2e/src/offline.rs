@@ -122,7 +122,7 @@ impl Default for OfflineHome {
 
 impl Drop for OfflineHome {
     fn drop(&mut self) {
-        let swept = self.command().args(["gc", "--all"]).output();
+        let swept = self.command().args(["gc", "--all", "--yes"]).output();
         if std::thread::panicking() {
             eprintln!("--- gc\n{swept:?}");
         }

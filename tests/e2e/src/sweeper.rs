@@ -20,7 +20,7 @@ for process in /proc/[0-9]*; do
 done
 export HARVEST_HOME="$home"
 for try in 1 2 3 4 5 6; do
-  "$harvest" gc --all && rm -rf --one-file-system "$home" && exit
+  "$harvest" gc --all --yes && rm -rf --one-file-system "$home" && exit
   sleep 0.5
 done
 "#;

@@ -196,6 +196,9 @@ pub(crate) enum SandboxCommand {
         /// Also remove a sandbox of a session, which then continues from its last snapshot
         #[arg(long, conflicts_with = "all")]
         force: bool,
+        /// Do not ask before --all or --force
+        #[arg(short, long)]
+        yes: bool,
     },
 }
 
@@ -280,6 +283,9 @@ pub(crate) enum SnapshotCommand {
         /// Also remove a snapshot that a session or repository may need
         #[arg(long)]
         force: bool,
+        /// Remove without asking
+        #[arg(short, long)]
+        yes: bool,
     },
 }
 
@@ -303,6 +309,9 @@ pub(crate) enum VolumeCommand {
         /// The volumes' names
         #[arg(value_name = "NAME", required = true)]
         names: Vec<VolumeName>,
+        /// Remove without asking
+        #[arg(short, long)]
+        yes: bool,
     },
 }
 
@@ -315,12 +324,11 @@ pub(crate) enum CopySide {
 
 impl CopySide {
     /// `SANDBOX:/path` is in a sandbox, everything else is local. `./a:/b` names a local file with
-    /// a colon.
+    /// a colon. In a script, `$box:/path` is `:/path` when the variable is not set; the caller
+    /// refuses an empty name.
     pub(crate) fn parse(text: &str) -> Self {
         match text.split_once(':') {
             Some((sandbox, path)) if !sandbox.contains('/') && path.starts_with('/') => {
-                // `cli::arguments` turned `-:/path` into `:/path`.
-                let sandbox = if sandbox.is_empty() { "-" } else { sandbox };
                 Self::Sandbox { sandbox: sandbox.to_owned(), path: path.to_owned() }
             }
             _ => Self::Local(text.into()),
@@ -352,7 +360,8 @@ mod tests {
             path: path.into(),
         };
         assert_eq!(CopySide::parse("sbx_4kq:/etc"), inside("sbx_4kq", "/etc"));
-        assert_eq!(CopySide::parse(":/a:b"), inside("-", "/a:b"));
+        assert_eq!(CopySide::parse("-:/a:b"), inside("-", "/a:b"));
+        assert_eq!(CopySide::parse(":/a"), inside("", "/a"));
         for local in ["a:b", "./a:/b", "/x/a:/b", "plain"] {
             assert_eq!(CopySide::parse(local), CopySide::Local(local.into()), "{local}");
         }

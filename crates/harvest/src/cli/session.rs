@@ -160,6 +160,9 @@ pub(crate) struct RmArgs {
     /// The sessions
     #[arg(required = true)]
     pub(crate) sessions: Vec<String>,
+    /// Remove without asking
+    #[arg(short, long)]
+    pub(crate) yes: bool,
 }
 
 #[derive(Debug, Args)]

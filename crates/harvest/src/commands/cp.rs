@@ -71,7 +71,18 @@ enum CopyJob {
 impl CopyJob {
     /// Parses both sides; returns the session or sandbox and the job.
     fn parse(from: &str, to: &str) -> Result<(String, Self)> {
-        Ok(match (CopySide::parse(from), CopySide::parse(to)) {
+        let sides = (CopySide::parse(from), CopySide::parse(to));
+        for side in [&sides.0, &sides.1] {
+            if let CopySide::Sandbox { sandbox, path } = side
+                && sandbox.is_empty()
+            {
+                let hint = format!(
+                    "write it as `SESSION:{path}` or `SANDBOX:{path}`, or `-:{path}` for the newest"
+                );
+                bail!(Advice::usage(format!("`:{path}` names no session and no sandbox"), hint));
+            }
+        }
+        Ok(match sides {
             (CopySide::Local(from), CopySide::Sandbox { sandbox, path }) => {
                 (sandbox, Self::In { from, to: path })
             }
@@ -209,7 +220,7 @@ mod tests {
         let out = CopyJob::Out { from: "/a".into(), to: ".".into() };
         assert_eq!(of("ses_4:/a", "."), Some(("ses_4".into(), out)));
         assert_eq!(
-            of("-", ":/a"),
+            of("-", "-:/a"),
             Some(("-".into(), CopyJob::In { from: "-".into(), to: "/a".into() }))
         );
         assert_eq!(
@@ -217,5 +228,6 @@ mod tests {
             Some(("4k".into(), CopyJob::Out { from: "/a".into(), to: "-".into() }))
         );
         assert_eq!((of("a", "b"), of("x:/a", "y:/b"), of("-", "-")), (None, None, None));
+        assert_eq!((of("f", ":/a"), of(":/a", "f")), (None, None));
     }
 }

@@ -7,7 +7,7 @@ use harvest_proto::api::{CollectGarbage, GarbageReport, RetentionDrop};
 use serde::Serialize;
 
 use super::retention_report;
-use crate::{Invocation, backend::Backend, cli::GcArgs, printer::count, server_process};
+use crate::{Invocation, backend::Backend, cli::GcArgs, confirm, printer::count, server_process};
 
 #[derive(Debug, Serialize)]
 struct GcDocument<'a> {
@@ -20,6 +20,7 @@ struct GcDocument<'a> {
 
 pub(crate) async fn run(ctx: &Invocation, args: &GcArgs) -> Result<u8> {
     if args.all {
+        confirm::removal(ctx.print, args.yes, "every sandbox of this home with its disk")?;
         let removed = server_process::remove_all_sandboxes(&ctx.config)?;
         ctx.print.note(format!("Removed {}", count(removed as u64, "sandbox")));
     }

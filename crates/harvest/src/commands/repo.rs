@@ -17,6 +17,7 @@ use crate::{
     Invocation,
     cli::RepoCommand,
     client::Client,
+    confirm,
     follow::Lines,
     printer::{Advice, human_elapsed, human_millis},
     publish::{NameConflict, Source, forge, publish},
@@ -57,11 +58,13 @@ pub(crate) async fn run(ctx: &Invocation, verb: RepoCommand) -> Result<u8> {
             let headings = ["NAME", "BUILT", "COMMIT", "CHECK", "IMAGE", "URL"];
             ctx.print.list(&repositories, headings, row)?;
         }
-        RepoCommand::Rm { name } => {
+        RepoCommand::Rm { name, yes } => {
             let Repository { name, url, .. } = client.repository(&name).await?;
+            let copied = url.starts_with(&format!("{}/forge/", client.url()));
+            let branches = if copied { " and all branches on the local forge" } else { "" };
+            confirm::removal(ctx.print, yes, &format!("{name} with its builds{branches}"))?;
             client.delete(&format!("/v1/repositories/{name}")).await?;
             ctx.print.document(&json!({ "forgotten": name }))?;
-            let copied = url.starts_with(&format!("{}/forge/", client.url()));
             ctx.print.note(match copied {
                 true => format!(
                     "Removed {name} and its copy on the local forge; the folder is unchanged"

@@ -6,7 +6,9 @@ use reqwest::Method;
 use serde_json::json;
 
 use super::ls::age;
-use crate::{Invocation, backend::Backend, cli::SnapshotCommand, printer::Advice, resolve};
+use crate::{
+    Invocation, backend::Backend, cli::SnapshotCommand, confirm, printer::Advice, resolve,
+};
 
 pub(crate) async fn run(ctx: &Invocation, verb: &SnapshotCommand) -> Result<u8> {
     if let SnapshotCommand::Pin { at } | SnapshotCommand::Unpin { at } = verb {
@@ -19,7 +21,7 @@ pub(crate) async fn run(ctx: &Invocation, verb: &SnapshotCommand) -> Result<u8> 
         SnapshotCommand::Ls => {
             ctx.print.list(&snapshots, ["ID", "OWNER", "LAYERS", "DURABLE", "AGE"], row)?;
         }
-        SnapshotCommand::Rm { snapshots: typed, force } => {
+        SnapshotCommand::Rm { snapshots: typed, force, yes } => {
             let mut ids = Vec::new();
             for typed in typed {
                 let id = resolve::snapshot(&backend, typed).await?;
@@ -32,6 +34,8 @@ pub(crate) async fn run(ctx: &Invocation, verb: &SnapshotCommand) -> Result<u8> 
                 }
                 ids.push(id);
             }
+            let all = ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+            confirm::removal(ctx.print, *yes, &all)?;
             for id in &ids {
                 backend.delete(&format!("/v1/snapshots/{id}?force={force}")).await?;
                 ctx.print.note(format!("Removed {id}"));

@@ -9,6 +9,7 @@ use crate::{
     Invocation,
     backend::Backend,
     cli::{VolumeCommand, units},
+    confirm,
     printer::Advice,
 };
 
@@ -26,7 +27,7 @@ pub(crate) async fn run(ctx: &Invocation, verb: VolumeCommand) -> Result<u8> {
             let headings = ["NAME", "USED", "SIZE", "FILES", "BACKING", "AGE"];
             ctx.print.list(&list(&backend).await?, headings, row)?;
         }
-        VolumeCommand::Rm { names } => {
+        VolumeCommand::Rm { names, yes } => {
             // All names are checked before the first volume is removed.
             let existing = list(&backend).await?;
             if let Some(missing) = names
@@ -36,6 +37,8 @@ pub(crate) async fn run(ctx: &Invocation, verb: VolumeCommand) -> Result<u8> {
                 let hint = "`harvest volume ls` lists volumes";
                 bail!(Advice::new(format!("there is no volume `{missing}`"), hint));
             }
+            let all = names.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+            confirm::removal(ctx.print, yes, &format!("{all} with all files"))?;
             for name in &names {
                 backend.delete(&format!("/v1/volumes/{name}")).await?;
                 ctx.print.note(format!("Removed {name}"));

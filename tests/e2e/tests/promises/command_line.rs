@@ -6,7 +6,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use harvest_e2e::Host;
+use harvest_e2e::{Host, OfflineHome};
 
 const RUN: [&str; 6] = ["run", "-d", "--agent", "scripted", "--net", "none"];
 
@@ -80,4 +80,41 @@ async fn wrong_prompts_create_no_session() {
         assert!(code != 0 && id.is_empty() && error.contains(reason), "{arguments:?}: {error}");
     }
     assert_eq!(get(&host, "/v1/sessions").await["items"], serde_json::json!([]));
+}
+
+#[tokio::test]
+async fn removing_history_needs_confirmation() {
+    let host = Host::start().await;
+    let id = host.harvest(RUN.iter().chain(&["keep me"])).stdout;
+    let refused = host.harvest(["rm", "-"]);
+    assert_eq!(refused.code, 2, "{refused:?}");
+    assert!(
+        refused.stderr.contains("keep me") && refused.stderr.contains("`--yes`"),
+        "{refused:?}"
+    );
+    assert_eq!(host.harvest(["show", id.trim()]).code, 0, "the session is still there");
+    assert_eq!(host.harvest(["rm", "--yes", "-"]).code, 0);
+    assert_eq!(host.harvest(["show", id.trim()]).code, 1);
+}
+
+#[tokio::test]
+async fn unset_variables_do_not_name_newest_session() {
+    let host = Host::start().await;
+    host.harvest(RUN.iter().chain(&["stay"]));
+    for arguments in
+        [&["cp", "/etc/hostname", ":/x"][..], &["restore", "@1"], &["sandbox", "cp", ":/x", "y"]]
+    {
+        let refused = host.harvest(arguments);
+        assert!(refused.code == 2 && refused.stderr.contains("names no session"), "{refused:?}");
+    }
+}
+
+#[test]
+fn refused_copies_say_why() {
+    let offline = OfflineHome::new();
+    let sandbox = offline.create();
+    offline.line(&["sandbox", "stop", &sandbox]);
+    let from = format!("{sandbox}:/etc/passwd");
+    let refused = offline.harvest(["sandbox", "cp", &from, "x"]);
+    assert!(refused.code == 1 && refused.stderr.contains("is not running"), "{refused:?}");
 }

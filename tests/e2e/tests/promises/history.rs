@@ -142,7 +142,7 @@ async fn deleted_session_frees_disk_despite_server_kill() {
         host.wait_for(&fork.parse().unwrap(), SessionState::Idle).await;
     }
     assert_ne!(layers(&host), before.0);
-    printed(&host, &["rm", &id.to_string(), forks[0]]);
+    printed(&host, &["rm", "--yes", &id.to_string(), forks[0]]);
     let fork = forks[1].parse().unwrap();
     host.kill();
     host.up().await;

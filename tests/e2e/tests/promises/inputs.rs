@@ -208,7 +208,7 @@ async fn session_starts_without_repository_or_from_snapshot() {
     );
     let run = ["run", &look, "-r", lib.to_str().unwrap(), "--from", &snapshot, "--json", "--all"];
     let second = session(&well(host.harvest(run.iter().chain(&SCRIPTED))));
-    well(host.harvest(["rm", &first.id.to_string()]));
+    well(host.harvest(["rm", "--yes", &first.id.to_string()]));
     host.follow(second.id.clone()).until("the turn", completed).await;
     let (_, seen) =
         host.exec(&second.id, "harvest", "cat /workspace/note; git branch --show-current").await;
@@ -259,10 +259,10 @@ async fn copied_folder_survives_new_port_until_removed() {
     let made =
         session(&well(host.harvest(["run", &look, "-r", "lib", "--json"].iter().chain(&SCRIPTED))));
     host.follow(made.id.clone()).until("the turn", completed).await;
-    let used = host.harvest(["repo", "rm", "lib"]);
+    let used = host.harvest(["repo", "rm", "--yes", "lib"]);
     assert!(used.code == 1 && used.stderr.contains("hint:"), "{used:?}");
-    well(host.harvest(["rm", "-"]));
-    well(host.harvest(["repo", "rm", "lib"]));
+    well(host.harvest(["rm", "--yes", "-"]));
+    well(host.harvest(["repo", "rm", "--yes", "lib"]));
     assert!(!host.home().join("forge/lib").exists());
     assert!(!well(host.harvest(["secret", "ls"])).stdout.contains("FORGE_LIB"));
     let empty = host.home().join("empty");

@@ -60,7 +60,7 @@ async fn readme_sandbox_commands_work() {
     let volume = ["exec", "--volume", "data:/data", "--", "sh", "-c", "df /data | tail -1"];
     well(host.harvest(volume), "/data");
     well(host.harvest(["df"]), "volume");
-    well(host.harvest(["sandbox", "rm", "--all"]), "");
+    well(host.harvest(["sandbox", "rm", "--all", "--yes"]), "");
 }
 
 #[tokio::test]

@@ -74,7 +74,7 @@ fn sandbox_forks_diverge_and_restore_reverts() {
     assert_eq!(offline.shell(&sandbox, "cat /f"), "second");
     let from = offline.line(&["sandbox", "create", "--from", &snapshot[..8]]);
     assert_eq!(offline.shell(&from, "cat /f"), "first");
-    offline.line(&["snapshot", "rm", &snapshot]);
+    offline.line(&["snapshot", "rm", "--yes", &snapshot]);
     assert_eq!(offline.shell(&from, "cat /f"), "first", "what uses it keeps what it uses");
 }
 
@@ -107,7 +107,7 @@ fn sandbox_id_prefix_is_accepted_and_rm_deletes() {
     let wrong = offline.harvest(["sandbox", "rm", &sandbox, "sbx_nosuch"]);
     assert_eq!(wrong.code, 1, "a slip in the last must not cost the first: {wrong:?}");
     assert_eq!(offline.json(&["sandbox", "inspect", "-"])["state"], "running");
-    offline.line(&["sandbox", "rm", "--all"]);
+    offline.line(&["sandbox", "rm", "--all", "--yes"]);
     assert_eq!(offline.json(&["sandbox", "ls"]), Value::Array(vec![]));
 }
 
@@ -142,14 +142,14 @@ fn state_and_volumes_persist_between_runs() {
         "--volume",
         "data:/d",
     ]);
-    let busy = offline.harvest(["volume", "rm", "data"]);
+    let busy = offline.harvest(["volume", "rm", "--yes", "data"]);
     assert!(busy.code == 1 && busy.stderr.contains("in use"), "{busy:?}");
     offline.line(&["sandbox", "rm", &sandbox]);
     let names =
         |listed: Value| listed.as_array().unwrap().iter().map(|one| one["name"].clone()).collect();
     let listed: Vec<Value> = names(offline.json(&["volume", "ls"]));
     assert_eq!(listed, ["data", "exec-state"]);
-    offline.line(&["volume", "rm", "data", "exec-state"]);
+    offline.line(&["volume", "rm", "--yes", "data", "exec-state"]);
     let missing = run(&["--volume", "data:/d"], "true");
     assert!(
         missing.code == 125 && missing.stderr.contains("harvest volume create data"),

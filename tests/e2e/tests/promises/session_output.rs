@@ -195,7 +195,8 @@ async fn session_verbs_print_results_and_errors() {
         &["archive", UNKNOWN],
         &["send", "-", "Go on."],
         &["rm", "-"],
-        &["rm", UNKNOWN],
+        &["rm", "--yes", "-"],
+        &["rm", "--yes", UNKNOWN],
         &["ls"],
     ]);
     insta::assert_snapshot!("ended", output);

@@ -322,7 +322,7 @@ async fn nothing_is_left(mut host: Host) {
     })
     .await;
     host.kill();
-    let swept = host.harvest(["gc", "--all", "--json"]);
+    let swept = host.harvest(["gc", "--all", "--yes", "--json"]);
     assert_eq!(swept.code, 0, "{swept:?}");
     let told = RefCell::new(Leftovers::default());
     eventually("nothing of the home to be left", || async {

@@ -20,7 +20,7 @@ use crate::{
     Invocation,
     backend::Backend,
     cli::{CreateArgs, SandboxCommand},
-    images,
+    confirm, images,
     printer::Advice,
     resolve, server_process,
 };
@@ -46,8 +46,9 @@ pub(crate) async fn run(ctx: &Invocation, verb: SandboxCommand) -> Result<u8> {
         }
         SandboxCommand::Stop(many) => stop(ctx, &backend, &many.sandboxes).await?,
         SandboxCommand::Start(many) => start(ctx, &backend, &many.sandboxes).await?,
-        SandboxCommand::Rm { sandboxes, all, force } => {
-            remove(ctx, &backend, &sandboxes, all, force).await?
+        SandboxCommand::Rm { sandboxes, all, force, yes } => {
+            let yes = yes || !(all || force);
+            remove(ctx, &backend, (&sandboxes, all), force, yes).await?
         }
         SandboxCommand::Plan { .. } => unreachable!("handled above"),
     }
@@ -146,11 +147,11 @@ async fn start(ctx: &Invocation, backend: &Backend, typed: &[String]) -> Result<
 async fn remove(
     ctx: &Invocation,
     backend: &Backend,
-    typed: &[String],
-    all: bool,
+    (typed, all): (&[String], bool),
     force: bool,
+    yes: bool,
 ) -> Result<()> {
-    let ids = match all {
+    let ids: Vec<SandboxId> = match all {
         false => resolve_own(backend, typed, "remove", force).await?,
         // A sandbox of a running process is in use.
         true => {
@@ -162,6 +163,10 @@ async fn remove(
                 .collect()
         }
     };
+    if !ids.is_empty() {
+        let shown = ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        confirm::removal(ctx.print, yes, &format!("{shown} with all files"))?;
+    }
     for id in &ids {
         let query = if force { "?force=true" } else { "" };
         backend.delete(&format!("/v1/sandboxes/{id}{query}")).await?;

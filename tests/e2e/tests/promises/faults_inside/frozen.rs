@@ -43,7 +43,7 @@ async fn externally_frozen_sandbox_can_be_paused_and_deleted() {
     told_once(&host, &session).await;
 
     freeze(&host, &session, SERVICE, 0).await;
-    let gone = host.harvest(["rm", &session.to_string()]);
+    let gone = host.harvest(["rm", "--yes", &session.to_string()]);
     assert_eq!(gone.code, 0, "{gone:?}");
     eventually("its service to be gone", || async {
         processes_with(SERVICE).is_empty().then_some(())

@@ -142,7 +142,7 @@ async fn concurrent_verbs_leave_sessions_usable_and_clean() {
     .await;
 
     for session in &living {
-        assert_eq!(host.harvest(["rm", &session.to_string()]).code, 0);
+        assert_eq!(host.harvest(["rm", "--yes", &session.to_string()]).code, 0);
     }
     eventually("everything to be as it was", || async {
         let now = folders.map(|folder| names(&host, folder));
