@@ -11,6 +11,7 @@ use serde_json::json;
 use crate::{
     Invocation,
     cli::units,
+    commands::FAILED,
     printer::{Advice, count},
     remote_fs::SandboxFiles,
 };
@@ -54,13 +55,22 @@ pub(crate) fn out_of_sandbox(
     copy_out(files, from, &to)
 }
 
-/// Prints the result of a copy.
-pub(crate) fn report(ctx: &Invocation, copied: CopiedTree) -> Result<()> {
-    let CopiedTree { files, bytes, skipped } = copied;
-    ctx.print.document(&json!({ "files": files, "bytes": bytes, "skipped": skipped }))?;
+/// Prints the result of a copy with every file that was left out; returns the exit code.
+pub(crate) fn report(ctx: &Invocation, copied: CopiedTree) -> Result<u8> {
+    let CopiedTree { files, bytes, special, not_utf8 } = copied;
+    ctx.print.document(&json!({
+        "files": files, "bytes": bytes, "special": special, "not_utf8": not_utf8
+    }))?;
     ctx.print.note(format!("Copied {}, {}", count(files, "file"), units::bytes(bytes)));
-    if skipped > 0 {
-        ctx.print.warn(format!("skipped {} (sockets, pipes or devices)", count(skipped, "file")));
+    for path in &special {
+        ctx.print.warn(format!("skipped {path} (a socket, pipe or device)"));
     }
-    Ok(())
+    for path in &not_utf8 {
+        ctx.print.warn(format!("skipped {path} (its name or link target is not UTF-8)"));
+    }
+    if not_utf8.is_empty() {
+        return Ok(0);
+    }
+    ctx.print.hint("rename these files, or copy them inside a tar archive");
+    Ok(FAILED)
 }

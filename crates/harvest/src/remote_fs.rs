@@ -150,10 +150,6 @@ impl RemoteFs for SandboxFiles {
             self.put(path, &[("kind", "link"), ("target", target)], user, RequestBody::Empty);
         self.runtime.block_on(made)?
     }
-
-    fn read_link(&mut self, path: &str) -> Result<String> {
-        self.stat(path)?.target.with_context(|| format!("{path} is no longer a link"))
-    }
 }
 
 /// Sends a file in chunks. The receiver is gone when the server has refused the upload.

@@ -45,7 +45,6 @@ pub(crate) fn start(
     | FileRequest::List { path, .. }
     | FileRequest::Mkdir { path, .. }
     | FileRequest::Symlink { path, .. }
-    | FileRequest::ReadLink { path }
     | FileRequest::Remove { path, .. }) = &request;
     if !path.starts_with('/') || path.contains('\0') {
         return Err(Fault::invalid(format!("`{path}` is not an absolute path")));
@@ -111,10 +110,6 @@ fn operation(sandbox: &Sandbox, request: FileRequest) -> Result<FileOperation, F
             let user = sandbox.user(user.as_deref())?;
             Box::new(move |path| tree::make_link(path, &target, &user))
         }
-        FileRequest::ReadLink { .. } => Box::new(|path| {
-            let target = fs::read_link(ResolvedPath::of(path)?.path())?;
-            Ok(Reply::Link { target: target.to_string_lossy().into_owned() })
-        }),
         FileRequest::Remove { tree, .. } => Box::new(move |path| tree::remove(path, tree)),
         FileRequest::Read { .. } | FileRequest::Write { .. } => unreachable!("has a stream"),
     })
@@ -258,15 +253,20 @@ fn list(path: &Path, after: Option<&str>) -> io::Result<(Vec<FileStat>, bool)> {
     let path = resolve::fd_path(&folder);
     let mut names = Vec::new();
     for entry in fs::read_dir(&path)? {
-        names.push(entry?.file_name().to_string_lossy().into_owned());
+        let name = entry?.file_name();
+        names.push((name.to_string_lossy().into_owned(), name));
     }
     names.sort_unstable();
     let mut entries = Vec::new();
     let mut bytes = FRAME_BYTES;
-    for name in names.into_iter().filter(|name| after.is_none_or(|after| name.as_str() > after)) {
+    let wanted = |name: &str| after.is_none_or(|after| name > after);
+    for (shown, name) in names.into_iter().filter(|(shown, _)| wanted(shown)) {
         let Ok(metadata) = fs::symlink_metadata(path.join(&name)) else { continue };
         let target = metadata.is_symlink().then(|| target(&path.join(&name))).flatten();
-        let entry = FileStat { target, ..stat(name, &metadata) };
+        let mut entry = FileStat { target, ..stat(shown, &metadata) };
+        if name.to_str().is_none() {
+            entry.kind = FileKind::NotUtf8;
+        }
         // The length as JSON with a comma: escaping may turn one byte into six.
         bytes += truncate::json_len(&entry) + 1;
         if bytes > MAX_CONTROL_BYTES {
@@ -303,7 +303,7 @@ fn stat(name: String, metadata: &Metadata) -> FileStat {
 }
 
 fn target(link: &Path) -> Option<String> {
-    Some(fs::read_link(link).ok()?.to_string_lossy().into_owned())
+    fs::read_link(link).ok()?.into_os_string().into_string().ok()
 }
 
 /// The metadata of a path; with `follow`, of a link's target.

@@ -24,14 +24,17 @@ use crate::records::random_name;
 const MAX_DEPTH: usize = 256;
 
 /// What a copy transferred.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CopiedTree {
     /// Regular files copied.
     pub files: u64,
     /// Bytes of content copied.
     pub bytes: u64,
-    /// Sockets, pipes and devices, which are not copied.
-    pub skipped: u64,
+    /// Paths of sockets, pipes and devices, which are not copied.
+    pub special: Vec<String>,
+    /// Paths whose name or link target is not UTF-8. They are not copied: the protocol has no form
+    /// for them. The invalid bytes are replaced.
+    pub not_utf8: Vec<String>,
 }
 
 /// The remote side of a copy: the files of a sandbox by path, over any transport.
@@ -92,12 +95,6 @@ pub trait RemoteFs {
         target: &str,
         user: Option<&str>,
     ) -> Result<(), Self::Error>;
-
-    /// The target of a symbolic link.
-    ///
-    /// # Errors
-    /// When the path is not a symbolic link.
-    fn read_link(&mut self, path: &str) -> Result<String, Self::Error>;
 }
 
 /// Copies a file, link or folder of the host to `to`, which names the copy itself. Existing folders
@@ -159,8 +156,13 @@ impl<'a, F: RemoteFs> TreeCopy<'a, F> {
         let metadata = fs::symlink_metadata(from).map_err(F::local)?;
         let mode = metadata.mode() & 0o7777;
         if metadata.is_symlink() {
-            let target = fs::read_link(from).map_err(F::local)?;
-            self.remote.make_link(to, text::<F>(target.as_os_str())?, user)
+            match fs::read_link(from).map_err(F::local)?.to_str() {
+                Some(target) => self.remote.make_link(to, target, user),
+                None => {
+                    self.copied.not_utf8.push(from.to_string_lossy().into_owned());
+                    Ok(())
+                }
+            }
         } else if metadata.is_dir() {
             if depth >= MAX_DEPTH {
                 return Err(local::<F>("the tree is too deep"));
@@ -168,8 +170,12 @@ impl<'a, F: RemoteFs> TreeCopy<'a, F> {
             self.remote.make_folder(to, mode, user)?;
             for entry in fs::read_dir(from).map_err(F::local)? {
                 let entry = entry.map_err(F::local)?;
-                let inside = join(to, text::<F>(&entry.file_name())?);
-                self.put(&entry.path(), &inside, user, depth + 1)?;
+                match entry.file_name().to_str() {
+                    Some(name) => self.put(&entry.path(), &join(to, name), user, depth + 1)?,
+                    None => {
+                        self.copied.not_utf8.push(entry.path().to_string_lossy().into_owned());
+                    }
+                }
             }
             Ok(())
         } else if metadata.is_file() {
@@ -182,7 +188,7 @@ impl<'a, F: RemoteFs> TreeCopy<'a, F> {
             self.count_file(metadata.len());
             Ok(())
         } else {
-            self.copied.skipped += 1;
+            self.copied.special.push(from.to_string_lossy().into_owned());
             Ok(())
         }
     }
@@ -196,17 +202,16 @@ impl<'a, F: RemoteFs> TreeCopy<'a, F> {
     ) -> Result<(), F::Error> {
         let (folder, name) = to;
         match stat.kind {
-            FileKind::Link => {
-                let target =
-                    match stat.target.clone().map_or_else(|| self.remote.read_link(from), Ok) {
-                        // The tree may change during the copy; a link that is gone by now is left
-                        // out.
-                        Err(error) if F::is_missing(&error) => return Ok(()),
-                        other => other?,
-                    };
-                remove_existing::<F>(folder, name)?;
-                symlinkat(target, folder, name).map_err(errno::<F>)
-            }
+            FileKind::Link => match &stat.target {
+                Some(target) => {
+                    remove_existing::<F>(folder, name)?;
+                    symlinkat(target.as_str(), folder, name).map_err(errno::<F>)
+                }
+                None => {
+                    self.copied.not_utf8.push(from.to_owned());
+                    Ok(())
+                }
+            },
             FileKind::Folder if depth >= MAX_DEPTH => Err(local::<F>("the tree is too deep")),
             FileKind::Folder => {
                 let inner = open_or_create(folder, name).map_err(F::local)?;
@@ -221,7 +226,11 @@ impl<'a, F: RemoteFs> TreeCopy<'a, F> {
             }
             FileKind::File => self.get_file(from, stat, to),
             FileKind::Other => {
-                self.copied.skipped += 1;
+                self.copied.special.push(from.to_owned());
+                Ok(())
+            }
+            FileKind::NotUtf8 => {
+                self.copied.not_utf8.push(from.to_owned());
                 Ok(())
             }
         }
@@ -305,10 +314,6 @@ fn is_single_component(name: &str) -> bool {
 
 fn join(folder: &str, name: &str) -> String {
     format!("{}/{name}", folder.trim_end_matches('/'))
-}
-
-fn text<F: RemoteFs>(name: &std::ffi::OsStr) -> Result<&str, F::Error> {
-    name.to_str().ok_or_else(|| local::<F>("a file name is not UTF-8"))
 }
 
 fn local<F: RemoteFs>(message: &'static str) -> F::Error {

@@ -187,11 +187,4 @@ impl RemoteFs for BridgeFiles {
         let (path, target, user) = (path.to_owned(), target.to_owned(), user.map(str::to_owned));
         self.request(FileRequest::Symlink { path, target, user }).map(drop)
     }
-
-    fn read_link(&mut self, path: &str) -> Result<String, FilesError> {
-        match self.request(FileRequest::ReadLink { path: path.to_owned() })? {
-            Reply::Link { target } => Ok(target),
-            other => panic!("{other:?}"),
-        }
-    }
 }

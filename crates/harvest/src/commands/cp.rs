@@ -23,14 +23,12 @@ pub(crate) async fn run(ctx: &Invocation, args: CpArgs) -> Result<u8> {
     let (target, job) = CopyJob::parse(&args.from, &args.to)?;
     if target.starts_with("sbx_") {
         let (files, user) = of_sandbox(Backend::find(&ctx.config)?, &target, args.user).await?;
-        job.run(ctx, files, user, args.recursive).await?;
-        return Ok(0);
+        return job.run(ctx, files, user, args.recursive).await;
     }
     let (client, session) = ctx.session(&target).await?;
     let route = format!("/v1/sessions/{session}/files");
     let files = SandboxFiles::new(Backend::from_client(client), route);
-    job.run(ctx, files, args.user, args.recursive).await?;
-    Ok(0)
+    job.run(ctx, files, args.user, args.recursive).await
 }
 
 /// `harvest sandbox cp`, which always copies folders.
@@ -40,7 +38,7 @@ pub(super) async fn in_sandbox(
     from: String,
     to: String,
     user: Option<String>,
-) -> Result<()> {
+) -> Result<u8> {
     let (target, job) = CopyJob::parse(&from, &to)?;
     let (files, user) = of_sandbox(backend, &target, user).await?;
     job.run(ctx, files, user, true).await
@@ -110,14 +108,14 @@ impl CopyJob {
         mut files: SandboxFiles,
         user: Option<String>,
         recursive: bool,
-    ) -> Result<()> {
+    ) -> Result<u8> {
         let failure = self.failure();
         let copied =
             tokio::task::spawn_blocking(move || self.copy(&mut files, user.as_deref(), recursive));
         // A copy to standard output prints no report.
         match copied.await?.context(failure)? {
             Some(copied) => copy::report(ctx, copied),
-            None => Ok(()),
+            None => Ok(0),
         }
     }
 
@@ -147,7 +145,7 @@ impl CopyJob {
             Self::In { from, to } if is_stream(&from) => {
                 let mut stdin = CountingStdin { bytes: 0 };
                 remote.write(&to, 0o644, user, &mut stdin)?;
-                Ok(Some(CopiedTree { files: 1, bytes: stdin.bytes, skipped: 0 }))
+                Ok(Some(CopiedTree { files: 1, bytes: stdin.bytes, ..CopiedTree::default() }))
             }
             Self::In { from, to } => {
                 let is_folder = std::fs::symlink_metadata(&from)

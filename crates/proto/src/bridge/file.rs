@@ -62,11 +62,6 @@ pub enum FileRequest {
         /// Owner, as in [`Command::user`].
         user: Option<String>,
     },
-    /// Read the target of a symbolic link.
-    ReadLink {
-        /// The link.
-        path: String,
-    },
     /// Remove a file or a link.
     Remove {
         /// The file or link.
@@ -92,7 +87,7 @@ pub struct FileStat {
     pub uid: u32,
     /// Time of the last modification.
     pub modified: Timestamp,
-    /// Target of a symbolic link, as stored.
+    /// Target of a symbolic link, as stored; missing when it is not UTF-8.
     pub target: Option<String>,
 }
 
@@ -109,4 +104,7 @@ pub enum FileKind {
     Link,
     /// A socket, pipe or device.
     Other,
+    /// Anything whose name is not UTF-8; in lists only. The name has replacements for the invalid
+    /// bytes, so it names no file.
+    NotUtf8,
 }

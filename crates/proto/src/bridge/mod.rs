@@ -350,11 +350,6 @@ pub enum Reply {
         /// True when there are more entries after the last one.
         more: bool,
     },
-    /// Reply to `ReadLink`.
-    Link {
-        /// Target of the link, as stored.
-        target: String,
-    },
     /// Reply to `Head`.
     Head {
         /// The commit that is checked out; absent without a commit or a checkout.

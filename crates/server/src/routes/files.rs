@@ -175,7 +175,7 @@ pub(crate) fn stat_headers(stat: &FileStat) -> HeaderMap {
         FileKind::File => "file",
         FileKind::Folder => "folder",
         FileKind::Link => "link",
-        FileKind::Other => "other",
+        FileKind::Other | FileKind::NotUtf8 => "other",
     };
     let fields = [
         ("x-harvest-kind", Some(kind.to_owned())),

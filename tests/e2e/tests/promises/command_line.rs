@@ -1,8 +1,10 @@
 //! How verbs take their input and what they refuse: prompts from everywhere, confirmations, names.
 
 use std::{
+    ffi::OsStr,
     fs,
     io::Write,
+    os::unix::ffi::OsStrExt,
     process::{Command, Stdio},
 };
 
@@ -117,4 +119,30 @@ fn refused_copies_say_why() {
     let from = format!("{sandbox}:/etc/passwd");
     let refused = offline.harvest(["sandbox", "cp", &from, "x"]);
     assert!(refused.code == 1 && refused.stderr.contains("is not running"), "{refused:?}");
+}
+
+#[test]
+fn copies_name_every_file_left_out() {
+    let offline = OfflineHome::new();
+    let sandbox = offline.create();
+    let script = "mkdir /tmp/t && cd /tmp/t && echo 1 > ok && echo 2 > \"$(printf 'bad\\377')\" && \
+                  ln -s \"$(printf '\\377')\" link";
+    offline.line(&["exec", &sandbox, "--", "sh", "-c", script]);
+    let out = offline.path("out");
+    let from = format!("{sandbox}:/tmp/t");
+    let copied = offline.harvest(["cp", "-r", &from, out.to_str().unwrap()]);
+    assert_eq!(copied.code, 1, "{copied:?}");
+    assert!(
+        copied.stderr.contains("bad\u{fffd}") && copied.stderr.contains("t/link"),
+        "{copied:?}"
+    );
+    assert_eq!(fs::read_to_string(out.join("ok")).unwrap(), "1\n");
+    let source = offline.path("source");
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("ok"), "1").unwrap();
+    fs::write(source.join(OsStr::from_bytes(b"bad\xff")), "2").unwrap();
+    let to = format!("{sandbox}:/tmp/u");
+    let copied = offline.harvest(["cp", "-r", source.to_str().unwrap(), &to]);
+    assert!(copied.code == 1 && copied.stderr.contains("source/bad\u{fffd}"), "{copied:?}");
+    assert_eq!(offline.line(&["exec", &sandbox, "--", "cat", "/tmp/u/ok"]), "1");
 }

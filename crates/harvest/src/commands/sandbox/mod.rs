@@ -36,7 +36,7 @@ pub(crate) async fn run(ctx: &Invocation, verb: SandboxCommand) -> Result<u8> {
         SandboxCommand::Ls => list::ls(ctx, &backend).await?,
         SandboxCommand::Inspect(one) => list::inspect(ctx, &backend, &one.sandbox).await?,
         SandboxCommand::Cp { from, to, user } => {
-            cp::in_sandbox(ctx, backend, from, to, user).await?
+            return cp::in_sandbox(ctx, backend, from, to, user).await;
         }
         SandboxCommand::Shell(args) => return shell::in_sandbox(&backend, &args.into()).await,
         SandboxCommand::Snapshot(one) => disks::snapshot(ctx, &backend, &one.sandbox).await?,
