@@ -43,8 +43,8 @@ use crate::{
 /// The name of the token that `harvest up` creates.
 const FIRST_TOKEN: &str = "first";
 
-// A pause stops the turn, waits for its processes to exit and saves the disk.
-const PAUSE_TIMEOUT: Duration = Duration::from_secs(90);
+// A suspension freezes the turn, or stops the sandbox and saves its disk.
+const SUSPEND_TIMEOUT: Duration = Duration::from_secs(90);
 
 // Time for in-flight requests to complete during shutdown.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -67,8 +67,9 @@ pub(crate) struct ServerOptions {
 pub(crate) enum ShutdownMode {
     /// Sandboxes keep running; the next server adopts them.
     LeaveRunning,
-    /// Sessions are paused: their disks are saved and their sandboxes stopped.
-    PauseSessions,
+    /// Turns in progress are frozen for the next server. Other sessions are paused: their disks are
+    /// saved and their sandboxes stopped.
+    SuspendSessions,
 }
 
 /// A server that accepts requests.
@@ -150,15 +151,15 @@ impl RunningServer {
         Client::new(&self.url, self.token.clone())
     }
 
-    /// Stops accepting requests, pauses sessions or leaves sandboxes running, and releases the
+    /// Stops accepting requests, suspends sessions or leaves sandboxes running, and releases the
     /// home.
     pub(crate) async fn shut_down(self, mode: ShutdownMode) -> Result<()> {
         // First, so that no client finds a server that is shutting down.
         let _ = fs::remove_file(self.config.server_file());
         self.sessions.stop_admitting();
         // Before the HTTP server stops, so that clients that follow a session see the pause.
-        if mode == ShutdownMode::PauseSessions {
-            self.sessions.suspend_all(PAUSE_TIMEOUT).await;
+        if mode == ShutdownMode::SuspendSessions {
+            self.sessions.suspend_all(SUSPEND_TIMEOUT).await;
         }
         self.shutdown.cancel();
         let abort = self.task.abort_handle();

@@ -5,7 +5,7 @@ use harvest_proto::{
     RepositoryRef, Secret, SessionId,
     api::{
         AddRepository, CreatePrompt, CreateSession, ForkSession, Page, Prompt, PullRequest,
-        Repository, RetentionReport, Session, Turn,
+        Repository, RetentionReport, Session, SessionState, Turn,
     },
 };
 use reqwest::Method;
@@ -16,6 +16,11 @@ use super::{Client, path_segment};
 impl Client {
     pub(crate) async fn sessions(&self) -> Result<Vec<Session>> {
         self.all("/v1/sessions?limit=200").await
+    }
+
+    pub(crate) async fn session_count(&self, state: SessionState) -> Result<u64> {
+        let path = format!("/v1/sessions?limit=200&state={}", state.as_str());
+        Ok(self.all::<Session>(&path).await?.len() as u64)
     }
 
     pub(crate) async fn session(&self, id: &SessionId) -> Result<Session> {

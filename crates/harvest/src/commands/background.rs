@@ -11,6 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use harvest_proto::api::SessionState;
 use rustix::{
     event::{PollFd, PollFlags, poll},
     process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
@@ -22,12 +23,15 @@ use crate::{
     cli::UpArgs,
     client::{self, Client},
     config::Config,
-    printer::{Advice, human_elapsed, human_millis},
+    printer::{Advice, count, human_elapsed, human_millis},
     server_process,
 };
 
 // Recovering hundreds of sessions takes seconds.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
+
+// The counts of running sessions are only told to the user.
+const COUNT_TIMEOUT: Duration = Duration::from_secs(2);
 
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -176,11 +180,9 @@ pub(crate) async fn down(ctx: &Invocation) -> Result<u8> {
     if !server_process::home_has_server(&config.home) || client::local(config)?.pid != server.pid {
         bail!(Advice::new("the server has just exited", "`harvest` shows the status"));
     }
+    let kept = kept_work(config).await;
     pidfd_send_signal(&process, Signal::TERM).context("cannot signal the server")?;
-    ctx.print.note(format!(
-        "Stopping the server (pid {}); running sandboxes are saved first",
-        server.pid
-    ));
+    ctx.print.note(format!("Stopping the server (pid {}){kept}", server.pid));
     tokio::task::spawn_blocking(move || {
         loop {
             match poll(&mut [PollFd::new(&process, PollFlags::IN)], None) {
@@ -197,9 +199,48 @@ pub(crate) async fn down(ctx: &Invocation) -> Result<u8> {
     Ok(0)
 }
 
+/// What the server keeps as it stops, for the user. Best effort: a server that does not answer is
+/// stopped all the same.
+async fn kept_work(config: &Config) -> String {
+    let counts = async {
+        let client = own_server(config)?;
+        let count = |state| client.session_count(state);
+        let running = tokio::try_join!(
+            count(SessionState::Running),
+            count(SessionState::NeedsInput),
+            count(SessionState::Idle)
+        );
+        running.map(|(running, asking, idle)| (running + asking, idle))
+    };
+    match tokio::time::timeout(COUNT_TIMEOUT, counts).await {
+        Ok(Ok((turns, idle))) => describe_kept(turns, idle),
+        _ => "; saving its running sandboxes".to_owned(),
+    }
+}
+
+/// `turns` sandboxes run a turn, `idle` ones do not.
+fn describe_kept(turns: u64, idle: u64) -> String {
+    let saving = match turns + idle {
+        0 => return String::new(),
+        running => format!("; saving {}", count(running, "running sandbox")),
+    };
+    match turns {
+        0 => saving,
+        _ => format!("{saving}; the next `harvest up` continues {}", count(turns, "turn")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn down_tells_what_is_kept() {
+        assert_eq!(describe_kept(0, 0), "");
+        assert_eq!(describe_kept(0, 3), "; saving 3 running sandboxes");
+        let one = "; saving 1 running sandbox; the next `harvest up` continues 1 turn";
+        assert_eq!(describe_kept(1, 0), one);
+    }
 
     #[test]
     fn log_tail_skips_old_and_partial_lines() {

@@ -49,13 +49,13 @@ pub(crate) async fn run(ctx: &Invocation, args: UpArgs) -> Result<u8> {
         )?;
     }
     server_process::shutdown_signal().await?;
-    let mode = if args.keep { ShutdownMode::LeaveRunning } else { ShutdownMode::PauseSessions };
+    let mode = if args.keep { ShutdownMode::LeaveRunning } else { ShutdownMode::SuspendSessions };
     ctx.print.note(match mode {
         ShutdownMode::LeaveRunning => {
             "Stopping; sandboxes keep running and the next `harvest up` adopts them; Ctrl-C again stops at once"
         }
-        ShutdownMode::PauseSessions => {
-            "Stopping; running sandboxes are saved first; Ctrl-C again stops at once and leaves them running"
+        ShutdownMode::SuspendSessions => {
+            "Stopping; sandboxes are saved, and the next `harvest up` continues running turns; Ctrl-C again stops at once and leaves sandboxes running"
         }
     });
     let began = Instant::now();

@@ -49,7 +49,7 @@ pub(crate) async fn run(ctx: &Invocation, keep: bool) -> Result<u8> {
             .hint(format!("`harvest --home {} ls`, in another terminal", server.home().display()));
         server_process::shutdown_signal().await?;
     }
-    let stopped = server.shut_down(ShutdownMode::PauseSessions).await;
+    let stopped = server.shut_down(ShutdownMode::SuspendSessions).await;
     result.and(stopped)?;
     Ok(code)
 }

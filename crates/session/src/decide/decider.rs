@@ -101,6 +101,7 @@ impl<'a> Decider<'a> {
             }
         }
         self.apply_restore();
+        self.pause_if_suspending();
         let active = self.state.mode == Mode::Active;
         let wanted = self.state.start_requested || !self.state.queue.is_empty();
         match &self.state.sandbox {
@@ -183,6 +184,7 @@ impl<'a> Decider<'a> {
             prompt_accepted: false,
             stopping: None,
             question: None,
+            handed_over: None,
         });
         self.set_prompt_status(prompt.clone(), PromptStatus::Queued, PromptStatus::Dispatched);
         self.actions.push(Action::TurnStarted {

@@ -46,11 +46,23 @@ impl Decider<'_> {
         if let Some(freeze @ FreezeState::Freezing) = self.freeze_state() {
             *freeze = FreezeState::Frozen;
         }
+        self.handed_over();
     }
 
     pub(super) fn freeze_failed(&mut self) {
         if let Some(freeze @ (FreezeState::Freezing | FreezeState::Frozen)) = self.freeze_state() {
             *freeze = FreezeState::FreezeFailed;
+        }
+        // The turn runs on without a server, as after a crash.
+        self.handed_over();
+    }
+
+    fn handed_over(&mut self) {
+        if self.state.suspending
+            && let SandboxState::Ready { activity: Activity::Turn(turn), .. } =
+                &mut self.state.sandbox
+        {
+            turn.handed_over = Some(self.context.now);
         }
     }
 

@@ -76,7 +76,8 @@ pub enum Input {
         snapshot: SnapshotId,
         turn: u32,
     },
-    /// The server shuts down: save the sandbox for the next server.
+    /// The server shuts down: leave a turn in progress to the next server, and save any other
+    /// sandbox.
     Suspend,
     /// The session has a slot.
     SlotGranted {
@@ -305,6 +306,10 @@ pub enum Action {
         sandbox: SandboxId,
     },
     Thaw {
+        sandbox: SandboxId,
+    },
+    /// Freeze the sandbox's processes until the next server thaws them.
+    HandOver {
         sandbox: SandboxId,
     },
     /// Take a snapshot of a sandbox that keeps running.

@@ -3,7 +3,7 @@
 use harvest_proto::StateReason;
 use serde::{Deserialize, Serialize};
 
-use super::{Action, Mode, SandboxState, decider::Decider};
+use super::{Action, Activity, Mode, SandboxState, decider::Decider};
 
 /// An entry in the slot queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -97,8 +97,31 @@ impl Decider<'_> {
         }
     }
 
-    /// The server shuts down: the sandbox is saved, and queued prompts run under the next server.
+    /// The server shuts down: a turn in progress continues under the next server, where queued
+    /// prompts run, too. Any other sandbox is saved.
     pub(super) fn suspend(&mut self) {
+        self.state.suspending = true;
+        self.hand_over();
+    }
+
+    /// Leaves a turn in progress to the next server, once the supervisor has its prompt.
+    pub(super) fn hand_over(&mut self) {
+        if self.state.suspending
+            && let SandboxState::Ready { sandbox, activity: Activity::Turn(turn), .. } =
+                &self.state.sandbox
+            && turn.prompt_accepted
+            && turn.stopping.is_none()
+        {
+            self.actions.push(Action::HandOver { sandbox: sandbox.clone() });
+        }
+    }
+
+    /// While the server shuts down, only turns that it leaves to the next one keep their sandbox.
+    pub(super) fn pause_if_suspending(&mut self) {
+        let turn = self.state.turn().is_some_and(|turn| turn.stopping.is_none());
+        if !self.state.suspending || turn {
+            return;
+        }
         self.state.yielding_slot = self.state.sandbox != SandboxState::Absent;
         if self.state.mode == Mode::Active {
             self.pause(StateReason::ServerShutdown);

@@ -44,6 +44,9 @@ pub struct State {
     pub yielding_slot: bool,
     /// The session returns to this snapshot as soon as the sandbox has stopped.
     pub restoring: Option<Restoring>,
+    /// This server shuts down. Not stored: the next server does not.
+    #[serde(skip)]
+    pub suspending: bool,
 }
 
 /// Whether a session starts sandboxes and runs prompts by itself.
@@ -152,6 +155,8 @@ pub struct Turn {
     /// When the stop of the turn was requested.
     pub stopping: Option<Timestamp>,
     pub question: Option<Question>,
+    /// Since when the turn is left to the next server; its time limit does not run meanwhile.
+    pub handed_over: Option<Timestamp>,
 }
 
 /// A question of the agent that waits for its answer.
@@ -260,6 +265,7 @@ impl State {
             waiting: None,
             yielding_slot: false,
             restoring: None,
+            suspending: false,
         }
     }
 
@@ -350,6 +356,21 @@ impl State {
         match &self.sandbox {
             SandboxState::Ready { activity: Activity::Turn(turn), .. } => Some(turn),
             _ => None,
+        }
+    }
+
+    /// Whether a server that shuts down need not wait for this session any longer. The next server
+    /// discards a sandbox that is still starting.
+    #[must_use]
+    pub fn is_suspended(&self) -> bool {
+        match &self.sandbox {
+            SandboxState::Absent
+            | SandboxState::Starting { .. }
+            | SandboxState::SaveUnknown { .. } => true,
+            SandboxState::Booting { .. } | SandboxState::Stopping { .. } => false,
+            SandboxState::Ready { .. } => {
+                self.turn().is_some_and(|turn| turn.handed_over.is_some())
+            }
         }
     }
 

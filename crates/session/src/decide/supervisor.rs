@@ -103,6 +103,7 @@ impl Decider<'_> {
             turn.prompt_accepted = true;
             self.state.has_conversation = true;
             self.state.start_failures.clear();
+            self.hand_over();
         }
     }
 

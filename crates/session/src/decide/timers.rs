@@ -97,6 +97,11 @@ impl Decider<'_> {
                 if let Activity::Idle { freeze: FreezeState::Thawing { since }, .. } = activity {
                     *since = now;
                 }
+                if let Activity::Turn(turn) = activity
+                    && let Some(at) = turn.handed_over.take()
+                {
+                    turn.since = turn.since.after(now.since(at));
+                }
                 if let Activity::Saving(save) = activity {
                     save.deferred = true;
                 }

@@ -11,7 +11,11 @@ use harvest_proto::{
 };
 use harvest_store::{CheckoutRecord, Removal, Write};
 
-use super::{Driver, TaskReport, freezer::thaw_now, writes};
+use super::{
+    Driver, TaskReport,
+    freezer::{HAND_OVER, LEASE, thaw_now},
+    writes,
+};
 use crate::{
     bridge::{Bridge, BridgeError, PendingReply},
     checkout,
@@ -52,8 +56,9 @@ impl Driver {
             Action::StopAndDiscard { sandbox } => self.stop_and_discard(sandbox),
             Action::RemoveSnapshot { snapshot } => self.remove_snapshot(snapshot),
             Action::Review => self.review(),
-            Action::Freeze { sandbox } => self.set_frozen(sandbox, true),
-            Action::Thaw { sandbox } => self.set_frozen(sandbox, false),
+            Action::Freeze { sandbox } => self.set_frozen(sandbox, Some(LEASE)),
+            Action::HandOver { sandbox } => self.set_frozen(sandbox, Some(HAND_OVER)),
+            Action::Thaw { sandbox } => self.set_frozen(sandbox, None),
             // Persisted actions are written already.
             _ => {}
         }

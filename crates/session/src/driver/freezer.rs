@@ -1,5 +1,6 @@
 //! Freezes and thaws a sandbox: one operation at a time, and the last request wins. A freeze is a
-//! lease that is renewed: if this server dies, the sandbox thaws by itself.
+//! lease that is renewed: if this server dies, the sandbox thaws by itself. A server that shuts down
+//! takes a long one for its turns in progress, which the next server thaws.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,8 +20,11 @@ use crate::{
 
 // Long enough that a busy server can renew hundreds, short enough that the sandboxes of a dead
 // server thaw soon.
-const LEASE: Duration = Duration::from_secs(60);
+pub(super) const LEASE: Duration = Duration::from_secs(60);
 const RENEW_INTERVAL: Duration = Duration::from_secs(20);
+
+// A machine whose server stays down for longer runs the turn on rather than keep it forever.
+pub(super) const HAND_OVER: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
 // Until the thaw timeout replaces the sandbox.
 const RETRY_DELAY: Duration = Duration::from_millis(200);
@@ -28,7 +32,8 @@ const RETRY_DELAY: Duration = Duration::from_millis(200);
 /// The freeze task of one sandbox.
 pub(super) struct Freezer {
     epoch: u64,
-    frozen: watch::Sender<bool>,
+    /// The lease of the requested freeze; `None` for a thaw.
+    lease: watch::Sender<Option<Duration>>,
     task: AbortHandle,
 }
 
@@ -50,14 +55,14 @@ impl Driver {
         self.shared.tasks.spawn(async move { thaw_now(&shared, &sandbox).await });
     }
 
-    /// Requests a freeze or a thaw.
-    pub(super) fn set_frozen(&mut self, sandbox: SandboxId, frozen: bool) {
+    /// Requests a freeze with this lease, or a thaw.
+    pub(super) fn set_frozen(&mut self, sandbox: SandboxId, lease: Option<Duration>) {
         let epoch = self.state.epoch;
         if let Some(freezer) = self.freezer.as_ref().filter(|freezer| freezer.epoch == epoch) {
-            freezer.frozen.send_replace(frozen);
+            freezer.lease.send_replace(lease);
             return;
         }
-        let (request, requested) = watch::channel(frozen);
+        let (request, requested) = watch::channel(lease);
         let freeze_task = FreezeTask {
             shared: Arc::clone(&self.shared),
             reports: self.report_sender.clone(),
@@ -65,7 +70,7 @@ impl Driver {
             epoch,
         };
         let task = self.shared.tasks.spawn(freeze_task.run(requested)).abort_handle();
-        self.freezer = Some(Freezer { epoch, frozen: request, task });
+        self.freezer = Some(Freezer { epoch, lease: request, task });
     }
 }
 
@@ -86,20 +91,33 @@ struct FreezeTask {
 }
 
 impl FreezeTask {
-    async fn run(self, mut requested: watch::Receiver<bool>) {
+    async fn run(self, mut requested: watch::Receiver<Option<Duration>>) {
         let Some(control) = self.shared.sandboxes.provider.freeze_control() else {
-            return self.report(Input::Thawed { epoch: self.epoch });
+            return self.without_control(requested).await;
         };
         loop {
-            let frozen = *requested.borrow_and_update();
-            let wait = if frozen {
-                self.freeze(control, &mut requested).await
-            } else {
-                self.thaw(control).await
+            let lease = *requested.borrow_and_update();
+            let wait = match lease {
+                Some(lease) => self.freeze(control, lease, &mut requested).await,
+                None => self.thaw(control).await,
             };
             // Without a lease to renew: until the next request.
             let wait = wait.unwrap_or(Duration::MAX);
             if let Ok(Err(_)) = tokio::time::timeout(wait, requested.changed()).await {
+                return;
+            }
+        }
+    }
+
+    /// The provider cannot freeze sandboxes: every freeze fails, every thaw succeeds.
+    async fn without_control(self, mut requested: watch::Receiver<Option<Duration>>) {
+        let epoch = self.epoch;
+        loop {
+            self.report(match *requested.borrow_and_update() {
+                Some(_) => Input::FreezeFailed { epoch },
+                None => Input::Thawed { epoch },
+            });
+            if requested.changed().await.is_err() {
                 return;
             }
         }
@@ -113,9 +131,10 @@ impl FreezeTask {
     async fn freeze(
         &self,
         control: &dyn FreezeControl,
-        requested: &mut watch::Receiver<bool>,
+        lease: Duration,
+        requested: &mut watch::Receiver<Option<Duration>>,
     ) -> Option<Duration> {
-        let mut freeze = control.freeze(&self.sandbox, LEASE);
+        let mut freeze = control.freeze(&self.sandbox, lease);
         let result = tokio::select! {
             result = &mut freeze => result,
             // A process that waits for a busy disk delays the freeze, and a thaw ends that wait.
@@ -156,7 +175,7 @@ impl FreezeTask {
     }
 }
 
-async fn thaw_requested(requested: &mut watch::Receiver<bool>) {
+async fn thaw_requested(requested: &mut watch::Receiver<Option<Duration>>) {
     // The returned guard is dropped at once: while it lives, no request can be sent.
-    let _ = requested.wait_for(|frozen| !frozen).await;
+    let _ = requested.wait_for(Option::is_none).await;
 }

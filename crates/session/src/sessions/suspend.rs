@@ -1,4 +1,5 @@
-//! Shutdown of the server: every sandbox is saved, and the next server runs the queued prompts.
+//! Shutdown of the server: turns in progress are left to the next server, which runs the queued
+//! prompts, too. Every other sandbox is saved.
 
 use std::time::Duration;
 
@@ -7,14 +8,19 @@ use harvest_proto::SessionId;
 use harvest_store::SessionRecord;
 
 use super::Sessions;
-use crate::{decide::Input, error::SessionError, error_chain::error_chain};
+use crate::{
+    decide::{Input, State},
+    error::SessionError,
+    error_chain::error_chain,
+};
 
 // Saves mostly wait for the one disk.
 const CONCURRENT_SAVES: usize = 8;
 
 impl Sessions {
-    /// Saves every sandbox and starts no more. One that cannot be saved within `timeout` keeps
-    /// running, and the next server adopts it.
+    /// Saves the sandboxes of idle sessions, freezes those of turns in progress, and starts no more.
+    /// One that cannot be saved within `timeout` keeps running. The next server adopts every sandbox
+    /// that is left.
     pub async fn suspend_all(&self, timeout: Duration) {
         self.stop_admitting();
         let running = match self.running().await {
@@ -46,7 +52,7 @@ impl Sessions {
 
     async fn suspend(&self, session: &SessionId) -> Result<(), SessionError> {
         let handle = self.apply(session, Input::Suspend).await?;
-        self.wait_until_stopped(session, &handle).await.map(drop)
+        handle.wait_for(State::is_suspended).await.map(drop)
     }
 
     async fn running(&self) -> Result<Vec<SessionId>, SessionError> {

@@ -329,7 +329,7 @@ async fn terminated_session_resumes_with_its_disk() {
 }
 
 #[tokio::test]
-async fn queued_prompts_run_after_server_shutdown() {
+async fn turns_and_queued_prompts_continue_after_shutdown() {
     let harness = Harness::new().await;
     let sessions = harness.serve().await;
     let busy = harness.session(&sessions, Some("hold")).await.id;
@@ -339,9 +339,14 @@ async fn queued_prompts_run_after_server_shutdown() {
     until_state(&sessions, &idle, SessionState::Idle).await;
     sessions.suspend_all(Duration::from_secs(20)).await;
     let late = send(&sessions, &idle, "too late for this server").await;
-    assert!(harness.fake.sandboxes().is_empty(), "every sandbox is saved");
+    let held = sandbox(&sessions, &busy).await;
+    assert_eq!(harness.fake.sandboxes(), std::slice::from_ref(&held), "the other one is saved");
+    assert!(harness.fake.is_frozen(&held), "the turn does not run without a server");
     sessions.close().await;
     let sessions = harness.serve().await;
+    until(&sessions, &idle, |event| matches!(event.body, EventBody::TurnStarted { number: 2, .. }))
+        .await;
+    harness.fake.finish_turn(&held);
     until_status(&sessions, &busy, &waiting, PromptStatus::Completed).await;
     until_status(&sessions, &idle, &late, PromptStatus::Completed).await;
     assert_eq!(harness.fake.prompts_run().len(), 4, "nothing ran twice");

@@ -26,6 +26,7 @@ mod resource_limits;
 mod sandboxes;
 mod secrets;
 mod session_output;
+mod shutdown;
 mod standalone_sandboxes;
 mod stop;
 mod storm;

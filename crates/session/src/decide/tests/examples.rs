@@ -319,21 +319,55 @@ fn terminate_stops_at_once_and_recovers_disk() {
 }
 
 #[test]
-fn queued_prompts_run_after_server_shutdown() {
+fn turn_in_progress_continues_after_server_shutdown() {
+    let mut sim = ready();
+    sim.prompt(false);
+    sim.prompt(false);
+    run(&mut sim);
+    let began = sim.state.turn().unwrap().since;
+    sim.input(Input::Suspend);
+    assert!(!sim.state.is_suspended(), "the server waits for the freeze");
+    run(&mut sim);
+    assert!(sim.state.is_suspended() && sim.current().is_some_and(|sandbox| sandbox.frozen));
+    assert_eq!(sim.state.public.state, SessionState::Running);
+    // Longer than a turn may take.
+    sim.now += 3 * 60 * 60 * 1000;
+    sim.crash();
+    run(&mut sim);
+    assert!(sim.current().is_some_and(|sandbox| !sandbox.frozen));
+    assert_eq!(sim.state.turn().unwrap().since.since(began).as_secs(), 3 * 60 * 60);
+    sim.end_turn(TurnOutcome::Completed);
+    run(&mut sim);
+    assert_eq!((sim.state.epoch, sim.runs.len()), (1, 2), "the queued prompt runs next");
+}
+
+#[test]
+fn turn_ending_during_shutdown_is_saved() {
     let mut sim = ready();
     sim.prompt(false);
     sim.prompt(false);
     run(&mut sim);
     sim.input(Input::Suspend);
+    sim.end_turn(TurnOutcome::Completed);
+    sim.deliver();
     run(&mut sim);
-    assert_eq!(
-        sim.state.public,
-        PublicState { state: SessionState::Paused, reason: StateReason::ServerShutdown }
-    );
-    assert_eq!(sim.runs.len(), 1);
+    assert_eq!((sim.runs.len(), sim.turns.len()), (1, 1), "the next prompt is not sent");
+    assert_eq!(sim.state.sandbox, SandboxState::Absent);
     sim.crash();
     run(&mut sim);
-    assert_eq!(sim.runs.len(), 2, "the queued prompt runs, the stopped one does not run again");
+    assert_eq!(sim.runs.len(), 2);
+}
+
+#[test]
+fn shutdown_does_not_wait_for_hanging_start() {
+    let mut sim = Simulation::new();
+    sim.prompt(false);
+    assert!(matches!(sim.pending[..], [Action::Start { .. }]));
+    sim.input(Input::Suspend);
+    assert!(sim.state.is_suspended());
+    sim.crash();
+    run(&mut sim);
+    assert_eq!((sim.state.epoch, sim.runs.len()), (2, 1));
 }
 
 #[test]
@@ -374,6 +408,9 @@ fn prompt_resumes_any_paused_session() {
         sim.input(request);
         run(&mut sim);
         assert_eq!(sim.state.public.state, SessionState::Paused);
+        if sim.state.suspending {
+            sim.crash();
+        }
         sim.prompt(false);
         run(&mut sim);
         assert_eq!(sim.runs.len(), 1);

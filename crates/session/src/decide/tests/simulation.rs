@@ -227,11 +227,9 @@ impl Simulation {
                     );
                     self.pending.push(Action::Start { sandbox, epoch, from });
                 }
-                request @ (Action::Freeze { .. } | Action::Thaw { .. }) => {
+                request if uses_freezer(&request) => {
                     // The freezer keeps only the last request.
-                    self.pending.retain(|action| {
-                        !matches!(action, Action::Freeze { .. } | Action::Thaw { .. })
-                    });
+                    self.pending.retain(|action| !uses_freezer(action));
                     self.pending.push(request);
                 }
                 effect => {
@@ -251,10 +249,7 @@ impl Simulation {
                     if let Action::StopAndSave { sandbox, .. }
                     | Action::StopAndDiscard { sandbox } = &effect
                     {
-                        self.pending.retain(|action| {
-                            !uses_bridge(action)
-                                && !matches!(action, Action::Freeze { .. } | Action::Thaw { .. })
-                        });
+                        self.pending.retain(|action| !uses_bridge(action) && !uses_freezer(action));
                         if let Some(sandbox) = self.sandboxes.get_mut(sandbox) {
                             sandbox.linked = false;
                         }
@@ -292,8 +287,12 @@ impl Simulation {
             );
         }
         let read: State = serde_json::from_str(&self.stored).unwrap();
-        let queue = self.state.queue.clone();
-        assert_eq!(State { queue, ..read }, self.state, "the stored state is the current state");
+        let (queue, suspending) = (self.state.queue.clone(), self.state.suspending);
+        assert_eq!(
+            State { queue, suspending, ..read },
+            self.state,
+            "the stored state is the current state"
+        );
         let alive = self.sandboxes.values().filter(|sandbox| sandbox.alive).count();
         assert!(alive <= 1, "never two sandboxes");
         self.has_slot |= self.state.sandbox != SandboxState::Absent;
@@ -452,6 +451,9 @@ impl Simulation {
     /// earlier failures may only be delivered now.
     pub(super) fn settle(&mut self) {
         self.busy = false;
+        if self.state.suspending {
+            self.crash();
+        }
         for _ in 0..3 {
             if self.state.mode != Mode::Archived {
                 self.input(Input::Resume);
@@ -466,6 +468,10 @@ impl Simulation {
             );
         }
     }
+}
+
+fn uses_freezer(action: &Action) -> bool {
+    matches!(action, Action::Freeze { .. } | Action::Thaw { .. } | Action::HandOver { .. })
 }
 
 pub(super) fn uses_bridge(action: &Action) -> bool {

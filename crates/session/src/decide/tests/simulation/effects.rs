@@ -59,7 +59,9 @@ impl Simulation {
                     sandbox.outbox.push(Input::RequestClosed { request, answered: true });
                 }
             }
-            Action::Freeze { sandbox } => self.freeze(&sandbox, outcome),
+            Action::Freeze { sandbox } | Action::HandOver { sandbox } => {
+                self.freeze(&sandbox, outcome)
+            }
             Action::Thaw { sandbox } => {
                 if let Some(sandbox) = self.sandboxes.get_mut(&sandbox) {
                     sandbox.frozen = false;
