@@ -62,7 +62,7 @@ impl Local {
 
     /// Sets the maximum size of new `/mnt/state` volumes.
     #[must_use]
-    pub const fn with_state_bytes(self, state_bytes: u64) -> Self {
+    pub fn with_state_bytes(self, state_bytes: u64) -> Self {
         Self { state_bytes, ..self }
     }
 

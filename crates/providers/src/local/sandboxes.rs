@@ -13,7 +13,7 @@ use harvest_session::{
     DoorListener, DoorSocket, error_chain,
     sandboxes::{
         BridgeStream, Created, Found, FreezeControl, Host, ListedSandbox, SandboxError,
-        SandboxProvider, SandboxSpec, Snapshots, StartFrom,
+        SandboxProvider, SandboxSpec, Snapshots, StartFrom, StateVolume,
     },
 };
 use tokio::net::{UnixStream, unix::pipe};
@@ -47,6 +47,7 @@ impl SandboxProvider for Local {
     ) -> Result<(Created, Box<dyn BridgeStream>), SandboxError> {
         let (spec, state) = engine_spec(spec)?;
         let _permit = self.starts.acquire().await.expect("the semaphore is never closed");
+        let state_bytes = self.state_bytes;
         let started = self.work(STARTING, move |engine| {
             let failed = |error| sandbox_error(STARTING, error);
             let (created, running) = start(engine, spec, state, state_bytes).map_err(failed)?;
