@@ -9,7 +9,7 @@ use harvest_proto::{
     bridge::{Boot, BootStart, BridgeRole, Checkout, ToSupervisor},
     event::{BootFailure, BootPhase, PhaseStatus, SnapshotKind},
 };
-use tokio::sync::{SemaphorePermit, mpsc};
+use tokio::sync::mpsc;
 
 use crate::{
     bridge::{Bridge, BridgeError, OpenedBridge, OwnerMessage},
@@ -33,13 +33,6 @@ pub(crate) enum EphemeralError {
 impl From<BridgeError> for EphemeralError {
     fn from(error: BridgeError) -> Self {
         Self::Sandbox(error.into())
-    }
-}
-
-impl SandboxContext {
-    /// Waits for a free build-or-check slot.
-    pub(crate) async fn check_slot(&self) -> Result<SemaphorePermit<'_>, EphemeralError> {
-        self.checks.acquire().await.map_err(|closed| EphemeralError::Other(closed.to_string()))
     }
 }
 

@@ -11,6 +11,7 @@
 
 mod accounts;
 pub mod bridge;
+mod check_slots;
 mod checkout;
 mod context;
 pub mod decide;

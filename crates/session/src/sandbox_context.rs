@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use harvest_proto::api::SandboxLimits;
 use harvest_store::Lease;
-use tokio::sync::Semaphore;
 
 use crate::{
+    check_slots::CheckSlots,
     doors::Doors,
     sandboxes::{SandboxProvider, Sandboxes, admission::Admission},
     tasks::Tasks,
@@ -25,7 +25,6 @@ pub(crate) struct SandboxContext {
     pub(crate) tasks: Tasks,
     /// Resource limits of each sandbox.
     pub(crate) resources: SandboxLimits,
-    /// Slots of builds and checks, apart from those of sessions: a turn whose push is being checked
-    /// must not wait for itself.
-    pub(crate) checks: Semaphore,
+    /// Slots of builds and checks.
+    pub(crate) checks: Arc<CheckSlots>,
 }

@@ -7,10 +7,11 @@ use futures_util::FutureExt;
 use harvest_gateway::vault::Vault;
 use harvest_proto::api::SandboxLimits;
 use harvest_store::{Lease, Store};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 
 use crate::{
     accounts::Accounts,
+    check_slots::CheckSlots,
     context::Shared,
     doors::Doors,
     error::SessionError,
@@ -168,6 +169,6 @@ fn sandbox_context(
         timeouts: timeouts.clone(),
         tasks: tasks.clone(),
         resources: dependencies.config.resources,
-        checks: Semaphore::new(limits.checks.min(Semaphore::MAX_PERMITS)),
+        checks: CheckSlots::new(limits.checks),
     }
 }

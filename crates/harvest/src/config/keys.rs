@@ -164,8 +164,9 @@ table! {
              a free slot, standalone sandboxes are refused";
         sandboxes_per_user: usize, "number", "no limit",
             "Slots of one user";
-        checks: usize, "number", "half the cores",
-            "Builds and checks of pushed commits running at once, in addition to the slots";
+        checks: usize, "number", "the number of cores, at least 3",
+            "Builds and checks of pushed commits running at once, in addition to the slots. Users \
+             take turns, and one user never holds all of them";
     }
 }
 

@@ -80,7 +80,8 @@ async fn review_one(
     let repository = shared.store.repository_get(&checkout.repository).await.map_err(other)?;
     let work = PushedCommit { record, checkout, repository: &repository, commit };
     let pull = open_pull_request(shared, work).await?;
-    let _slot = shared.sandboxes.check_slot().await?;
+    let user = record.session.author.email.to_lowercase();
+    let _slot = shared.sandboxes.checks.acquire(&user).await;
     let limit = shared.sandboxes.timeouts.check + shared.sandboxes.timeouts.boot;
     let evidence = tokio::time::timeout(limit, gather(repositories, work))
         .await

@@ -221,6 +221,9 @@ impl Repositories {
     }
 }
 
+/// Builds take turns with the users' checks as one more user; no e-mail address equals it.
+const BUILDS: &str = "builds";
+
 type Progress = mpsc::UnboundedSender<BuildLine>;
 
 async fn build_and_publish(
@@ -232,14 +235,12 @@ async fn build_and_publish(
 ) -> BuildLine {
     let shared = &repositories.shared;
     let limit = shared.sandboxes.timeouts.build;
-    let built = match shared.sandboxes.check_slot().await {
+    let built = {
         // The time limit starts once the build has a slot.
-        Ok(_slot) => {
-            let build = build(repositories, repository, snapshot, sandbox, progress);
-            let timed_out = Err(EphemeralError::TimedOut { limit });
-            tokio::time::timeout(limit, build).await.unwrap_or(timed_out)
-        }
-        Err(error) => Err(error),
+        let _slot = shared.sandboxes.checks.acquire(BUILDS).await;
+        let build = build(repositories, repository, snapshot, sandbox, progress);
+        let timed_out = Err(EphemeralError::TimedOut { limit });
+        tokio::time::timeout(limit, build).await.unwrap_or(timed_out)
     };
     let failed = |code: &str, message: String| BuildLine::Failed { code: code.to_owned(), message };
     let build = match built {

@@ -36,14 +36,15 @@ impl Limits {
         Self {
             sandboxes: cores.saturating_mul(4).min(fit).max(2),
             sandboxes_per_user: None,
-            checks: (cores / 2).max(1),
+            // One user holds all of them but one.
+            checks: cores.max(3),
         }
     }
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { sandboxes: usize::MAX, sandboxes_per_user: None, checks: 2 }
+        Self { sandboxes: usize::MAX, sandboxes_per_user: None, checks: 3 }
     }
 }
 

@@ -352,7 +352,7 @@ fn default_limits_follow_cores_and_memory() {
     assert_eq!(Limits::for_host(2, 24 << 30).sandboxes, 8);
     assert_eq!(Limits::for_host(16, 16 << 30).sandboxes, 16);
     assert_eq!(Limits::for_host(1, 0).sandboxes, 2);
-    assert_eq!(Limits::for_host(8, u64::MAX).checks, 4);
+    assert_eq!(Limits::for_host(8, u64::MAX).checks, 8);
 }
 
 proptest! {
