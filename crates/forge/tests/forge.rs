@@ -323,3 +323,17 @@ fn evidence(commit: &str) -> Evidence {
         at: Timestamp::from_millis(0),
     }
 }
+
+#[tokio::test]
+async fn malformed_objects_are_refused() {
+    let host = Host::new().await;
+    host.pushed().await;
+    // A tree with an entry named `.git`, which would overwrite a clone's configuration.
+    let script = "tree=$(printf '100644 blob %s\\t.git\\n' $(git rev-parse HEAD:one) | git mktree); \
+                  git commit-tree $tree -p HEAD -m bad";
+    let alias = format!("alias.bad=!{script}");
+    let commit = host.git("work", &["-c", &alias, "bad"]).await.unwrap();
+    let target = format!("{}:refs/heads/bad", commit.trim());
+    let refused = host.git("work", &["push", "-q", &host.url(TOKEN), &target]).await.unwrap_err();
+    assert!(refused.contains("hasDotgit"), "{refused}");
+}

@@ -1,25 +1,40 @@
 //! Runs short git commands on the forge's repositories, with no configuration but the repository's.
 
 use std::{
+    fs,
+    io::Write as _,
     path::{Path, PathBuf},
     process::{Output, Stdio},
 };
 
 use tokio::process::Command;
 
-use super::ForgeError;
+use super::{ForgeError, file_error};
 
-const SETTINGS: [(&str, &str); 6] = [
-    ("http.receivepack", "true"),
-    // Disables all hooks.
-    ("core.hooksPath", "/dev/null"),
-    // gc would continue in the background after the request that triggered it.
-    ("receive.autogc", "false"),
-    ("gc.auto", "0"),
-    // Pushed commits stay reachable: evidence and pull requests refer to them.
-    ("receive.denyNonFastForwards", "true"),
-    ("core.logAllRefUpdates", "true"),
-];
+/// The configuration of every repository, after git's own.
+const CONFIG: &str = "\
+[http]
+	receivepack = true
+[core]
+	logAllRefUpdates = true
+	# Disables all hooks.
+	hooksPath = /dev/null
+[gc]
+	# gc would continue in the background after the request that triggered it.
+	auto = 0
+[receive]
+	autogc = false
+	# Pushed commits stay reachable: evidence and pull requests refer to them.
+	denyNonFastForwards = true
+	maxInputSize = 2g
+	# Malformed objects harm clients that read them later.
+	fsckObjects = true
+[receive \"fsck\"]
+	# Found in histories of well-known projects; git hosts accept them as well.
+	badTimezone = ignore
+	missingSpaceBeforeDate = ignore
+	zeroPaddedFilemode = ignore
+";
 
 /// The path of git's CGI program.
 pub(super) fn http_backend() -> Result<PathBuf, ForgeError> {
@@ -44,10 +59,11 @@ pub(super) async fn init(repository: &Path) -> Result<(), ForgeError> {
         .args(["init", "--quiet", "--bare", "--initial-branch=main", "--template="])
         .arg(repository);
     stdout_of(doing, command.output().await)?;
-    for (key, value) in SETTINGS {
-        run(repository, doing, &["config", key, value]).await?;
-    }
-    Ok(())
+    let path = repository.join("config");
+    let written = fs::OpenOptions::new().append(true).open(&path);
+    written
+        .and_then(|mut config| config.write_all(CONFIG.as_bytes()))
+        .map_err(file_error("write", &path))
 }
 
 /// Runs git and returns its standard output.

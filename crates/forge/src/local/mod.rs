@@ -22,7 +22,13 @@ mod routes;
 mod storage;
 mod url;
 
-use std::{fs, io, os::unix::fs::OpenOptionsExt, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    fs, io,
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use harvest_proto::{
     BranchName, RepositoryName, Secret, SessionId,
@@ -63,6 +69,15 @@ pub enum ForgeError {
     File { doing: &'static str, path: String, source: io::Error },
 }
 
+/// Creates the forge's folder for this user alone. The home around it may be readable for others.
+fn create_private(root: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(root)?;
+    match fs::metadata(root)?.permissions().mode() & 0o077 {
+        0 => Ok(()),
+        _ => fs::set_permissions(root, fs::Permissions::from_mode(0o700)),
+    }
+}
+
 /// The local forge. Cheap to clone; all clones share one state.
 #[derive(Debug, Clone)]
 pub struct LocalForge {
@@ -85,7 +100,7 @@ impl LocalForge {
     /// # Errors
     /// When the folder cannot be created or the host has no git with `http-backend`.
     pub fn open(root: PathBuf, public: &str) -> Result<Self, ForgeError> {
-        fs::create_dir_all(&root).map_err(file_error("create", &root))?;
+        create_private(&root).map_err(file_error("create", &root))?;
         let root = fs::canonicalize(&root).map_err(file_error("find", &root))?;
         let http_backend = git::http_backend()?;
         let public = public.trim_end_matches('/').to_owned();

@@ -129,3 +129,13 @@ async fn names_that_escape_the_root_are_rejected() {
         assert!(matches!(created, Err(ForgeError::InvalidName(_))), "{name}");
     }
 }
+
+#[test]
+fn forge_is_private_even_in_a_readable_home() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().join("forge");
+    fs::create_dir(&root).unwrap();
+    fs::set_permissions(&root, fs::Permissions::from_mode(0o755)).unwrap();
+    LocalForge::open(root.clone(), "http://127.0.0.1:7077/forge").unwrap();
+    assert_eq!(fs::metadata(&root).unwrap().permissions().mode() & 0o777, 0o700);
+}

@@ -188,6 +188,7 @@ async fn gather(
         }
         lost => lost.into(),
     })?;
+    check::seal(&sandbox.bridge, &repository.name).await?;
     let limit = shared.sandboxes.timeouts.check;
     let mut evidence =
         check::run(&sandbox.bridge, &repository.name, commit.to_owned(), limit).await?;

@@ -5,7 +5,8 @@ use std::{fs, process::Command};
 use harvest_e2e::Host;
 use harvest_proto::{
     EventBody,
-    api::SessionState,
+    api::{CheckOutcome, SessionState},
+    bridge::Exit,
     event::{BootPhase, PhaseStatus},
 };
 use serde_json::json;
@@ -112,4 +113,22 @@ async fn files_left_by_setup_are_no_change() {
     host.harvest(["pause", &id]);
     let shown = diff(&["-t", "1"]);
     assert_eq!(shown, "", "also without the sandbox");
+}
+
+#[tokio::test]
+async fn check_cannot_be_rewritten_while_it_runs() {
+    let host = Host::start().await;
+    // Longer than the shell's buffer, so that its last line is read after the tests have run.
+    let padding = "# padding\n".repeat(3000);
+    let check = format!("#!/bin/sh\nsh tests.sh\n{padding}exit 1\n");
+    let tests = "sed 's/^exit 1$/exit 0/' .harvest/check.sh > /tmp/check\n\
+                 cat /tmp/check > .harvest/check.sh\n\
+                 cp /bin/true /proc/$PPID/exe\nkill -9 $(ps -o ppid= -p $PPID)\n";
+    add(&host, "shop", &[(".harvest/check.sh", &check), ("tests.sh", tests)]);
+    let push = "echo y > file && git commit -qam change && git push -q";
+    let session = host.scripted("shop", "Push.", &json!([{ "bash": push }])).await.id;
+    let is_evidence = |body: &EventBody| matches!(body, EventBody::Evidence(_));
+    let event = host.follow(session).until("the evidence", is_evidence).await;
+    let EventBody::Evidence(evidence) = event.body else { panic!() };
+    assert_eq!((evidence.outcome, evidence.exit), (CheckOutcome::Failed, Exit::Code(1)));
 }
