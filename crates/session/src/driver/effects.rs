@@ -215,7 +215,7 @@ impl Driver {
             prompt: prompt.clone(),
             turn,
             number,
-            text: row.text,
+            text: self.failed_checks.take().unwrap_or_default() + &row.text,
             author: row.author,
         };
         let posted = self.post(|id| ToSupervisor::Prompt { id, prompt: Box::new(order) });
@@ -359,8 +359,8 @@ impl Driver {
         let (shared, reports, session) =
             (Arc::clone(&self.shared), self.report_sender.clone(), self.id().clone());
         self.shared.tasks.spawn(async move {
-            shared.repositories.review(&session).await;
-            let _ = reports.send(TaskReport::Reviewed);
+            let results = shared.repositories.review(&session).await;
+            let _ = reports.send(TaskReport::Reviewed(results));
         });
     }
 }

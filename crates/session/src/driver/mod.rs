@@ -22,7 +22,7 @@ use std::{
 use harvest_gateway::{DoorListener, ledger::DoorPolicy};
 use harvest_proto::{
     PromptId, RepositoryName, SandboxId, SessionId, SnapshotId, TurnId,
-    api::{Prompt, SessionState},
+    api::{Evidence, Prompt, SessionState},
     bridge::BootStart,
 };
 use harvest_store::{CheckoutRecord, Removal, SessionRecord, StoreError, Write};
@@ -38,6 +38,7 @@ use crate::{
         Action, Activity, Decision, Input, SandboxState, State, StepContext, decide, restart,
     },
     error::SessionError,
+    repositories::describe_failures,
     sandboxes::SandboxError,
     sandboxes::admission::Notice,
     wall_clock::now,
@@ -74,7 +75,8 @@ pub(crate) enum TaskReport {
         /// The listener and the policy of its connections.
         door: Result<(Box<dyn DoorListener>, Box<DoorPolicy>), SandboxError>,
     },
-    Reviewed,
+    /// The results of the checks of pushed commits.
+    Reviewed(Vec<Evidence>),
 }
 
 impl From<Input> for TaskReport {
@@ -106,6 +108,8 @@ pub(crate) struct Driver {
     attached: Vec<AbortHandle>,
     /// A review runs; `true` when another one must follow it.
     reviewing: Option<bool>,
+    /// What the next prompt tells the agent about failed checks. A restart forgets it.
+    failed_checks: Option<String>,
     freezer: Option<freezer::Freezer>,
     /// The number of detached commands in the sandbox, as last reported by its supervisor.
     detached: u32,
@@ -147,6 +151,7 @@ impl Driver {
             door: None,
             attached: Vec::new(),
             reviewing: None,
+            failed_checks: None,
             freezer: None,
             detached: 0,
         });
@@ -338,7 +343,10 @@ impl Driver {
                 self.on_door_ready(epoch, door);
                 Ok(())
             }
-            TaskReport::Reviewed => {
+            TaskReport::Reviewed(results) => {
+                if !results.is_empty() {
+                    self.failed_checks = describe_failures(&results);
+                }
                 if self.reviewing.take() == Some(true) {
                     self.review();
                 }

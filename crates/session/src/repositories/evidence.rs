@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use harvest_proto::{
     EventBody, SandboxId, SessionId,
-    api::{Evidence, PullRequest, Repository},
+    api::{CheckOutcome, Evidence, PullRequest, Repository},
     bridge::BootStart,
 };
 use harvest_store::{CheckoutRecord, SessionRecord, StoreError, Write};
@@ -28,12 +28,12 @@ const RETRIES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(5)];
 const PROMPT_CHARACTERS: usize = 4000;
 
 impl Repositories {
-    /// Reviews the newest pushed commit of each checkout that is not yet reviewed. Failures become
-    /// warnings and are retried after the next turn.
-    pub(crate) async fn review(&self, session: &SessionId) {
-        let failed = try_review(self, session).await;
+    /// Reviews the newest pushed commit of each checkout that is not yet reviewed, and returns the
+    /// results. Failures to review become warnings and are retried after the next turn.
+    pub(crate) async fn review(&self, session: &SessionId) -> Vec<Evidence> {
+        let (results, failed) = try_review(self, session).await;
         if failed.is_empty() {
-            return;
+            return results;
         }
         // All warnings at once and last: clients that follow the session stop waiting at the first
         // one.
@@ -42,32 +42,51 @@ impl Repositories {
             event(EventBody::Warning { message: why })
         });
         let _ = write(&self.shared, session, warnings.collect()).await;
+        results
     }
 }
 
-/// Returns a message for each checkout that could not be reviewed.
-async fn try_review(repositories: &Repositories, session: &SessionId) -> Vec<String> {
+/// Returns the results, and a message for each checkout that could not be reviewed.
+async fn try_review(
+    repositories: &Repositories,
+    session: &SessionId,
+) -> (Vec<Evidence>, Vec<String>) {
+    let (mut results, mut failed) = (Vec::new(), Vec::new());
     let record = match repositories.shared.store.session_get(session).await {
         Ok(record) => record,
-        Err(StoreError::NotFound { .. }) => return Vec::new(),
+        Err(StoreError::NotFound { .. }) => return (results, failed),
         Err(error) => {
-            return vec![format!("cannot check the pushed commit yet: {}", error_chain(&error))];
+            failed.push(format!("cannot check the pushed commit yet: {}", error_chain(&error)));
+            return (results, failed);
         }
     };
-    let mut failed = Vec::new();
     // A failure of one checkout does not stop the others.
     for checkout in &record.checkouts {
-        if let Some(commit) = checkout.unreviewed()
-            && let Err(error) = review_one(repositories, &record, checkout, commit).await
-        {
-            let name = &checkout.repository;
-            failed.push(format!(
-                "cannot check the commit pushed to {name} yet: {}",
+        let Some(commit) = checkout.unreviewed() else { continue };
+        match review_one(repositories, &record, checkout, commit).await {
+            Ok(evidence) => results.push(evidence),
+            Err(error) => failed.push(format!(
+                "cannot check the commit pushed to {} yet: {}",
+                checkout.repository,
                 error_chain(&error)
-            ));
+            )),
         }
     }
-    failed
+    (results, failed)
+}
+
+/// What the agent is told about failed checks in front of its next prompt.
+pub(crate) fn describe_failures(results: &[Evidence]) -> Option<String> {
+    let failed = results.iter().filter(|evidence| evidence.outcome == CheckOutcome::Failed);
+    let notes: Vec<_> = failed.map(describe_failure).collect();
+    (!notes.is_empty()).then(|| notes.concat())
+}
+
+fn describe_failure(evidence: &Evidence) -> String {
+    let Evidence { repository, commit, check, tail, .. } = evidence;
+    let commit: String = commit.chars().take(7).collect();
+    let tail = tail.trim_end();
+    format!("[Harvest ran {check} on commit {commit} of {repository}; it failed:\n{tail}\n]\n\n")
 }
 
 async fn review_one(
@@ -75,7 +94,7 @@ async fn review_one(
     record: &SessionRecord,
     checkout: &CheckoutRecord,
     commit: &str,
-) -> Result<(), EphemeralError> {
+) -> Result<Evidence, EphemeralError> {
     let shared = &repositories.shared;
     let repository = shared.store.repository_get(&checkout.repository).await.map_err(other)?;
     let work = PushedCommit { record, checkout, repository: &repository, commit };
@@ -95,8 +114,9 @@ async fn review_one(
         writes.push(pull_request_write(shared, work, &pull));
     }
     let reviewed = Write::Reviewed { repository: repository.name, commit: commit.to_owned() };
-    writes.extend([event(EventBody::Evidence(evidence)), reviewed]);
-    write(shared, &record.session.id, writes).await.map_err(other)
+    writes.extend([event(EventBody::Evidence(evidence.clone())), reviewed]);
+    write(shared, &record.session.id, writes).await.map_err(other)?;
+    Ok(evidence)
 }
 
 /// A commit pushed through the git door.
@@ -222,4 +242,34 @@ async fn write(
     writes: Vec<Write>,
 ) -> Result<(), StoreError> {
     shared.store.session_commit(session, shared.sandboxes.lease, now(), writes).await.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use harvest_proto::bridge::Exit;
+
+    use super::*;
+
+    fn evidence(outcome: CheckOutcome) -> Evidence {
+        Evidence {
+            repository: "acme/shop".parse().unwrap(),
+            commit: "4363bc6f00".into(),
+            check: check::CHECK.into(),
+            outcome,
+            exit: Exit::Code(1),
+            millis: 1,
+            tail: "1 test failed\n".into(),
+            at: now(),
+        }
+    }
+
+    #[test]
+    fn only_failed_checks_are_described() {
+        let results = [CheckOutcome::Passed, CheckOutcome::NoneDeclared].map(evidence);
+        assert_eq!(describe_failures(&results), None);
+        let failed = [CheckOutcome::Passed, CheckOutcome::Failed].map(evidence);
+        let expected = "[Harvest ran .harvest/check.sh on commit 4363bc6 of acme/shop; it failed:\n\
+                        1 test failed\n]\n\n";
+        assert_eq!(describe_failures(&failed).as_deref(), Some(expected));
+    }
 }

@@ -33,6 +33,7 @@ use crate::{
 };
 
 pub(crate) use door_policy::{PassSpec, Trusted};
+pub(crate) use evidence::describe_failures;
 
 /// The repositories of one server. Cheap to clone.
 #[derive(Clone)]

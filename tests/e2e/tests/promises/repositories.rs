@@ -132,3 +132,22 @@ async fn check_cannot_be_rewritten_while_it_runs() {
     let EventBody::Evidence(evidence) = event.body else { panic!() };
     assert_eq!((evidence.outcome, evidence.exit), (CheckOutcome::Failed, Exit::Code(1)));
 }
+
+#[tokio::test]
+async fn agent_is_told_about_the_failed_check() {
+    let host = Host::start().await;
+    add(&host, "shop", &[(".harvest/check.sh", "echo 1 test failed; exit 1\n")]);
+    let push = "echo y > file && git commit -qam change && git push -q";
+    let script = json!([{ "bash": push }]);
+    let session = host.session("shop", "Push.", &script).await.id;
+    let is_evidence = |body: &EventBody| matches!(body, EventBody::Evidence(_));
+    host.follow(session.clone()).until("the evidence", is_evidence).await;
+    let second = host.prompt(&session, "Look.", &json!([{ "text": "seen" }])).await.id;
+    let is_second =
+        |body: &EventBody| matches!(body, EventBody::TurnEnded { prompt, .. } if *prompt == second);
+    host.follow(session.clone()).until("the second turn's end", is_second).await;
+    let (_, conversation) =
+        host.exec(&session, "harvest", "cat /home/harvest/.claude/projects/*/*.jsonl").await;
+    assert!(conversation.contains("Harvest ran .harvest/check.sh on commit "), "{conversation}");
+    assert!(conversation.contains("1 test failed"), "{conversation}");
+}
