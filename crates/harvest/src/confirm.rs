@@ -23,23 +23,30 @@ fn decide(yes: bool, terminal: bool) -> Confirmation {
 
 /// Returns if the user wants to remove `what`.
 pub(crate) fn removal(print: Printer, yes: bool, what: &str) -> Result<()> {
-    let terminal = std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
-    match decide(yes, terminal) {
+    match decide(yes, can_ask()) {
         Confirmation::Given => Ok(()),
         Confirmation::Missing => {
             let hint = "add `--yes` to confirm; only a terminal is asked";
             bail!(Advice::usage(format!("this removes {what} for good"), hint))
         }
-        Confirmation::Ask => {
-            print.prompt(&format!("Remove {what}? [y/N] "));
-            let mut answer = String::new();
-            std::io::stdin().lock().read_line(&mut answer).context("cannot read the answer")?;
-            match is_yes(&answer) {
-                true => Ok(()),
-                false => bail!("nothing was removed"),
-            }
-        }
+        Confirmation::Ask => match ask(print, &format!("Remove {what}?"))? {
+            true => Ok(()),
+            false => bail!("nothing was removed"),
+        },
     }
+}
+
+/// Whether a user is there to be asked.
+pub(crate) fn can_ask() -> bool {
+    std::io::stdin().is_terminal() && std::io::stderr().is_terminal()
+}
+
+/// Asks a question on the terminal.
+pub(crate) fn ask(print: Printer, question: &str) -> Result<bool> {
+    print.prompt(&format!("{question} [y/N] "));
+    let mut answer = String::new();
+    std::io::stdin().lock().read_line(&mut answer).context("cannot read the answer")?;
+    Ok(is_yes(&answer))
 }
 
 fn is_yes(answer: &str) -> bool {

@@ -2,7 +2,6 @@
 //! itself is only read.
 
 use std::{
-    io::IsTerminal as _,
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -21,6 +20,7 @@ use crate::{
     Invocation,
     cli::units,
     client::{self, Client},
+    confirm,
     printer::{Advice, Printer},
     server_process,
 };
@@ -196,18 +196,15 @@ fn consent(print: Printer, folder: &Path, summary: &FolderSummary) -> Result<()>
         units::bytes(summary.bytes)
     );
     let hint = "`--all` copies them; `git init` and a commit choose which";
-    let mut answer = String::new();
-    if !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
-        bail!(Advice::new(what, hint));
+    if !confirm::can_ask() {
+        bail!(Advice::usage(what, hint));
     }
     for note in &summary.notes {
         print.warn(note);
     }
-    eprint!("{what}. Copy them? [y/N] ");
-    std::io::stdin().read_line(&mut answer).context("cannot read the answer")?;
-    match answer.trim().to_lowercase().as_str() {
-        "y" | "yes" => Ok(()),
-        _ => bail!(Advice::new(format!("{} was not copied", folder.display()), hint)),
+    match confirm::ask(print, &format!("{what}. Copy them?"))? {
+        true => Ok(()),
+        false => bail!(Advice::new(format!("{} was not copied", folder.display()), hint)),
     }
 }
 

@@ -241,7 +241,7 @@ async fn copied_folder_survives_new_port_until_removed() {
     let lib = folder(&host, "lib");
     let lib = lib.to_str().unwrap();
     let asked = host.harvest(["repo", "add", lib]);
-    assert!(asked.code == 1 && asked.stderr.contains("is not a git repository: 3 files ("));
+    assert!(asked.code == 2 && asked.stderr.contains("is not a git repository: 3 files ("));
     assert!(asked.stderr.contains("--all") && !host.home().join("forge/lib").exists());
     well(host.harvest(["repo", "add", lib, "--all"]));
     let again = well(host.harvest(["repo", "add", lib]));
