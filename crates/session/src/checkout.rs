@@ -87,7 +87,9 @@ pub(crate) async fn prepare(
             })?;
         }
         if record_base && checkout.base_commit.is_none() {
-            writes.extend(base_writes(bridge, checkout).await?);
+            // The disk of another session is no result of setup.
+            let set_up = branch.is_none();
+            writes.extend(base_writes(bridge, checkout, set_up).await?);
         }
     }
     Ok(writes)
@@ -97,11 +99,14 @@ pub(crate) async fn prepare(
 async fn base_writes(
     bridge: &Bridge,
     checkout: &CheckoutRecord,
+    set_up: bool,
 ) -> Result<Vec<Write>, BridgeError> {
     let Head { commit, default_branch: base, has_setup } = head(bridge, &checkout.folder).await?;
     let repository = &checkout.repository;
     let commit = match commit {
-        Some(commit) if has_setup => Some(after_setup(bridge, &checkout.folder, commit).await?),
+        Some(commit) if has_setup && set_up => {
+            Some(after_setup(bridge, &checkout.folder, commit).await?)
+        }
         other => other,
     };
     let commit = commit.map(|commit| Write::BaseCommit { repository: repository.clone(), commit });
