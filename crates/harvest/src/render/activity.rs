@@ -158,6 +158,7 @@ mod tests {
             status: PhaseStatus::Started,
             millis: None,
             tail: None,
+            failure: None,
         };
         assert_eq!(
             after(vec![state(SessionState::Starting), setup]),
