@@ -49,6 +49,9 @@ fn main() -> ExitCode {
     {
         log::line(format_args!("cannot become undumpable: {error}"));
     }
+    if matches!(role.as_deref(), None | Some("spawner" | "launcher")) {
+        refuse_prlimit();
+    }
     match role.as_deref() {
         None => run::main(),
         Some("spawner") => processes::spawner::main(arguments.next().as_deref()),
@@ -62,5 +65,18 @@ fn main() -> ExitCode {
             log::line(format_args!("unknown role `{other}`"));
             ExitCode::from(2)
         }
+    }
+}
+
+// Not the group of root, and in every sandbox: `nogroup` on most systems.
+const SAVED_GROUP: u32 = 65_534;
+
+/// Keeps root inside from setting limits of this process, for example of its CPU time, which would
+/// kill it. Without SYS_RESOURCE, prlimit requires that the three group ids of the target are equal
+/// to the caller's; the saved one serves no other purpose. An exec resets it.
+fn refuse_prlimit() {
+    let group = rustix::process::Gid::from_raw(SAVED_GROUP);
+    if let Err(error) = rustix::thread::set_thread_res_gid(None, None, Some(group)) {
+        log::line(format_args!("cannot refuse prlimit: {error}"));
     }
 }

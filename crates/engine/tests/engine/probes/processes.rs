@@ -14,6 +14,11 @@ pub(super) const PROBES: &[Probe] = &[
     probe("read_memory", libc::EPERM, FOREIGN_PROCESS, || {
         passes_guards(debuggers::read_memory(1, std::ptr::null()).map(drop), libc::EFAULT)
     }),
+    probe("limit_pid_1", libc::EPERM, &["capabilities"], || limit_cpu_time(1)),
+    probe("limit_launcher", libc::EPERM, &["capabilities"], || {
+        // SAFETY: takes no arguments.
+        limit_cpu_time(unsafe { libc::getppid() })
+    }),
     probe("take_descriptor", libc::EPERM, ADMIN, || {
         // SAFETY: integers only.
         unsafe {
@@ -79,6 +84,14 @@ pub(super) const PROBES: &[Probe] = &[
         }
     }),
 ];
+
+/// Sets a limit of another process that is no limit.
+fn limit_cpu_time(process: i32) -> io::Result<()> {
+    let none = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    let before = std::ptr::null_mut();
+    // SAFETY: the limit outlives the call, and the limit before it is not wanted.
+    check(unsafe { libc::prlimit(process, libc::RLIMIT_CPU, &raw const none, before) }.into())
+}
 
 #[test]
 fn pid_1_and_host_processes_are_unreachable() {
