@@ -161,6 +161,9 @@ fn spawn(config: &Config, home: &Home) -> Result<(), EngineError> {
     let mut child = Command::new(program)
         .args(arguments)
         .arg(home.path())
+        // The zygote outlives this process, whose environment may contain secrets.
+        .env_clear()
+        .envs(std::env::var_os("PATH").map(|path| ("PATH", path)))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(log)

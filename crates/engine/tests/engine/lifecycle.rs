@@ -391,3 +391,18 @@ fn plan_prints_every_step() {
         assert!(plan.contains(word), "{word} is missing in\n{plan}");
     }
 }
+
+#[test]
+fn zygote_keeps_no_variables_but_path() {
+    let world = World::new();
+    let _running = world.start();
+    let [zygote] = world.zygotes()[..] else { panic!("one zygote: {:?}", world.zygotes()) };
+    let environment = fs::read(format!("/proc/{zygote}/environ")).unwrap();
+    let names: Vec<&[u8]> = environment
+        .split(|byte| *byte == 0)
+        .filter_map(|variable| variable.split(|byte| *byte == b'=').next())
+        .filter(|name| !name.is_empty())
+        .collect();
+    assert_eq!(names, [b"PATH"]);
+    assert!(std::env::vars_os().count() > 1, "control: this process has more");
+}
