@@ -137,6 +137,10 @@ fn condition(number: c_long) -> Vec<Instruction> {
             checks(&[mode, mask(libc::S_IFMT)], &denied, ALLOW)
         }
         libc::SYS_socket => socket(),
+        libc::SYS_socketpair => {
+            let unix = when_equal(libc::AF_UNIX.unsigned_abs(), ALLOW);
+            checks(&[argument(0)], &[unix], refuse(libc::EAFNOSUPPORT))
+        }
         _ => vec![ret(DENY)],
     }
 }
@@ -300,6 +304,15 @@ mod tests {
                 refuse(libc::EAFNOSUPPORT),
                 "{family}"
             );
+        }
+    }
+
+    #[test]
+    fn socket_pairs_are_unix_only() {
+        let pair = |family: i32| answer(libc::SYS_socketpair, [family as u64, 1, 0, 0, 0, 0]);
+        assert_eq!(pair(libc::AF_UNIX), ALLOW);
+        for family in [libc::AF_TIPC, libc::AF_INET, libc::AF_VSOCK, libc::AF_NETLINK] {
+            assert_eq!(pair(family), refuse(libc::EAFNOSUPPORT), "{family}");
         }
     }
 

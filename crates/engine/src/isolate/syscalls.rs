@@ -24,7 +24,7 @@ pub(crate) const ABSENT: &[libc::c_long] = numbers! {
 
 /// Allowed for harmless arguments; the conditions are in `seccomp.rs`.
 pub(crate) const CONDITIONAL: &[libc::c_long] = numbers! {
-    SYS_clone SYS_unshare SYS_socket SYS_personality SYS_ioctl SYS_mknod SYS_mknodat
+    SYS_clone SYS_unshare SYS_socket SYS_socketpair SYS_personality SYS_ioctl SYS_mknod SYS_mknodat
 };
 
 /// Allowed, by number because the libc crate has no names for them: cachestat, map_shadow_stack,
@@ -83,7 +83,7 @@ pub(crate) const ALLOWED: &[libc::c_long] = numbers! {
     SYS_getitimer SYS_setitimer SYS_timer_create SYS_timer_settime SYS_timer_gettime
     SYS_timer_getoverrun SYS_timer_delete
     // sockets
-    SYS_socketpair SYS_bind SYS_listen SYS_accept SYS_accept4 SYS_connect SYS_getsockname
+    SYS_bind SYS_listen SYS_accept SYS_accept4 SYS_connect SYS_getsockname
     SYS_getpeername SYS_sendto SYS_recvfrom SYS_sendmsg SYS_recvmsg SYS_sendmmsg SYS_recvmmsg
     SYS_shutdown SYS_setsockopt SYS_getsockopt
     // inter-process communication
