@@ -32,13 +32,14 @@ const CHUNKS_IN_FLIGHT: usize = 4;
 pub(crate) struct SandboxFiles {
     backend: Arc<Backend>,
     route: String,
+    user: Option<String>,
     runtime: Handle,
 }
 
 impl SandboxFiles {
-    /// `route` is the path of the sandbox's files in the API.
-    pub(crate) fn new(backend: Backend, route: String) -> Self {
-        Self { backend: Arc::new(backend), route, runtime: Handle::current() }
+    /// `route` is the path of the sandbox's files in the API; `user` the one whose access applies.
+    pub(crate) fn new(backend: Backend, route: String, user: Option<String>) -> Self {
+        Self { backend: Arc::new(backend), route, user, runtime: Handle::current() }
     }
 
     fn path(&self, query: &[(&str, &str)]) -> String {
@@ -46,7 +47,9 @@ impl SandboxFiles {
     }
 
     fn request(&self, method: Method, query: &[(&str, &str)]) -> Result<(HeaderMap, ByteStream)> {
-        self.runtime.block_on(self.backend.exchange(method, &self.path(query), RequestBody::Empty))
+        let user = self.user.iter().map(|user| ("user", user.as_str()));
+        let path = self.path(&query.iter().copied().chain(user).collect::<Vec<_>>());
+        self.runtime.block_on(self.backend.exchange(method, &path, RequestBody::Empty))
     }
 
     fn put(

@@ -68,7 +68,8 @@ impl Suite {
 
     async fn read(&self, sandbox: &SandboxId) -> String {
         let bridge = self.dial(sandbox).await;
-        let bytes = bridge.file_read(FILE, 1024).await.expect("the file is there");
+        let bytes =
+            bridge.file_read(FILE, Some("root".to_owned()), 1024).await.expect("the file is there");
         String::from_utf8(bytes).expect("it holds what was written")
     }
 

@@ -1,5 +1,5 @@
-//! Reads, writes, stats and lists files for a connection. Files are streamed, never held in memory,
-//! and written atomically.
+//! Reads, writes, stats and lists files for a connection, with the access of the request's user.
+//! Files are streamed, never held in memory, and written atomically.
 
 mod tree;
 
@@ -27,7 +27,6 @@ use crate::{
     connection::Connection,
     log,
     resolve::{self, ResolvedPath},
-    sandbox::Sandbox,
     streams::{Credit, Inbox},
     truncate,
     users::User,
@@ -37,6 +36,7 @@ use crate::{
 pub(crate) fn start(
     connection: &Rc<Connection>,
     id: RequestId,
+    user: Option<&str>,
     request: FileRequest,
 ) -> Result<(), Fault> {
     let (FileRequest::Read { path, .. }
@@ -49,7 +49,7 @@ pub(crate) fn start(
     if !path.starts_with('/') || path.contains('\0') {
         return Err(Fault::invalid(format!("`{path}` is not an absolute path")));
     }
-    let path = PathBuf::from(path);
+    let target = Target { path: PathBuf::from(path), user: connection.sandbox.user(user)? };
     let shared = Rc::clone(connection);
     match request {
         FileRequest::Read { stream, .. } => {
@@ -57,19 +57,19 @@ pub(crate) fn start(
             let cancelled = connection.register_kill(id);
             connection.spawn(async move {
                 tokio::select! {
-                    () = read(&shared, id, &path, stream, &credit) => {}
+                    () = read(&shared, id, target, stream, &credit) => {}
                     () = cancelled.notified() => shared.forget(stream),
                 }
                 shared.unregister_kill(id);
             });
         }
-        FileRequest::Write { mode, user, stream, .. } => {
-            let user = connection.sandbox.user(user.as_deref())?;
+        FileRequest::Write { mode, stream, .. } => {
             let inbox = connection.open_incoming(stream)?;
             let cancelled = connection.register_kill(id);
             connection.spawn(async move {
+                let path = target.path.clone();
                 let written = tokio::select! {
-                    written = write(&shared, &path, mode, user, stream, &inbox) => written,
+                    written = write(&shared, target, mode, stream, &inbox) => written,
                     // Dropping the write removes the partial file.
                     () = cancelled.notified() => Err(io::ErrorKind::Interrupted.into()),
                 };
@@ -81,20 +81,26 @@ pub(crate) fn start(
             });
         }
         request => {
-            let operation = operation(&connection.sandbox, request)?;
+            let operation = operation(request);
             connection
-                .spawn(async move { shared.reply(id, blocking(path, operation).await).await });
+                .spawn(async move { shared.reply(id, blocking(target, operation).await).await });
         }
     }
     Ok(())
 }
 
+/// A path, and the user whose access applies to it.
+struct Target {
+    path: PathBuf,
+    user: User,
+}
+
 /// A blocking operation on a path.
 type FileOperation = Box<dyn FnOnce(&Path) -> io::Result<Reply> + Send>;
 
-/// The operation of a request without a stream; fails when its user is unknown.
-fn operation(sandbox: &Sandbox, request: FileRequest) -> Result<FileOperation, Fault> {
-    Ok(match request {
+/// The operation of a request without a stream.
+fn operation(request: FileRequest) -> FileOperation {
+    match request {
         FileRequest::Stat { follow, .. } => {
             Box::new(move |path| describe(path, follow).map(Reply::Stat))
         }
@@ -102,35 +108,30 @@ fn operation(sandbox: &Sandbox, request: FileRequest) -> Result<FileOperation, F
             let (entries, more) = list(path, after.as_deref())?;
             Ok(Reply::List { entries, more })
         }),
-        FileRequest::Mkdir { mode, user, .. } => {
-            let user = sandbox.user(user.as_deref())?;
-            Box::new(move |path| tree::make_folder(path, mode, &user))
-        }
-        FileRequest::Symlink { target, user, .. } => {
-            let user = sandbox.user(user.as_deref())?;
-            Box::new(move |path| tree::make_link(path, &target, &user))
-        }
+        FileRequest::Mkdir { mode, .. } => Box::new(move |path| tree::make_folder(path, mode)),
+        FileRequest::Symlink { target, .. } => Box::new(move |path| tree::make_link(path, &target)),
         FileRequest::Remove { tree, .. } => Box::new(move |path| tree::remove(path, tree)),
         FileRequest::Read { .. } | FileRequest::Write { .. } => unreachable!("has a stream"),
-    })
+    }
 }
 
 async fn blocking<T: Send + 'static>(
-    path: PathBuf,
+    Target { path, user }: Target,
     work: impl FnOnce(&Path) -> io::Result<T> + Send + 'static,
 ) -> Result<T, Fault> {
-    let target = path.clone();
-    blocking_io(move || work(&target)).await.map_err(|error| fault(&path, &error))
+    let same = path.clone();
+    let done = blocking_io(move || user.access(|| work(&same))).await;
+    done.map_err(|error| fault(&path, &error))
 }
 
 async fn read(
     connection: &Rc<Connection>,
     id: RequestId,
-    path: &Path,
+    target: Target,
     stream: StreamId,
     credit: &Credit,
 ) {
-    let file = match blocking(path.to_owned(), open_readable).await {
+    let file = match blocking(target, open_readable).await {
         Ok(file) => Arc::new(file),
         Err(fault) => {
             connection.forget(stream);
@@ -176,14 +177,12 @@ fn open_readable(path: &Path) -> io::Result<File> {
 
 async fn write(
     connection: &Rc<Connection>,
-    path: &Path,
+    target: Target,
     mode: u32,
-    user: User,
     stream: StreamId,
     inbox: &Inbox,
 ) -> io::Result<()> {
-    let target = path.to_owned();
-    let partial = blocking_io(move || PartialFile::new(&target, mode, &user)).await?;
+    let partial = blocking_io(move || PartialFile::new(target, mode)).await?;
     let partial = Arc::new(partial);
     while let Some(bytes) = inbox.take().await {
         let (same, length) = (Arc::clone(&partial), bytes.len());
@@ -206,26 +205,31 @@ struct PartialFile {
     file: File,
     temporary: PathBuf,
     target: ResolvedPath,
+    user: User,
 }
 
 impl PartialFile {
-    fn new(target: &Path, mode: u32, user: &User) -> io::Result<Self> {
-        let resolved = ResolvedPath::of(target)?;
-        if resolved.path().is_dir() {
-            return Err(io::ErrorKind::IsADirectory.into());
-        }
-        let temporary = resolved.sibling(&temporary_name(target.file_name().unwrap_or_default()));
-        // Created private and without following links: processes inside cannot see a partial file.
-        let file =
-            fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
-        let partial = Self { file, temporary, target: resolved };
-        tree::set_owner_and_mode(&partial.file, mode, user)?;
+    fn new(Target { path, user }: Target, mode: u32) -> io::Result<Self> {
+        let create = || {
+            let target = ResolvedPath::of(&path)?;
+            if target.path().is_dir() {
+                return Err(io::ErrorKind::IsADirectory.into());
+            }
+            let temporary = target.sibling(&temporary_name(path.file_name().unwrap_or_default()));
+            // Private and without following links: other users cannot see a partial file.
+            let file =
+                fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+            Ok((file, temporary, target))
+        };
+        let (file, temporary, target) = user.access(create)?;
+        let partial = Self { file, temporary, target, user };
+        tree::set_mode(&partial.file, mode)?;
         Ok(partial)
     }
 
     fn finish(&self) -> io::Result<()> {
         self.file.sync_all()?;
-        fs::rename(&self.temporary, self.target.path())?;
+        self.user.access(|| fs::rename(&self.temporary, self.target.path()))?;
         self.target.sync()
     }
 }
@@ -233,7 +237,7 @@ impl PartialFile {
 impl Drop for PartialFile {
     // Harmless after `finish`: the file has been renamed.
     fn drop(&mut self) {
-        let _already_renamed = fs::remove_file(&self.temporary);
+        let _already_renamed = self.user.access(|| fs::remove_file(&self.temporary));
     }
 }
 

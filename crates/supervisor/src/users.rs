@@ -1,7 +1,9 @@
 //! Looks up users in `/etc/passwd`. A static program must not load the image's name services. The
 //! file is untrusted.
 
-use std::path::Path;
+use std::{io, path::Path};
+
+use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
 
 /// The user agents and most commands run as.
 pub(crate) const AGENT_USER: &str = "harvest";
@@ -23,13 +25,40 @@ pub(crate) struct User {
     pub(crate) home: String,
 }
 
+impl User {
+    /// Runs `work` with this user's access: the kernel checks the user's permissions on every path,
+    /// wherever a link leads, and new files belong to the user. Affects this thread only.
+    pub(crate) fn access<T>(&self, work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        let (uid, gid) = (Uid::from_raw(self.uid), Gid::from_raw(self.gid));
+        let _restored_after = FileIds { gid: setfsgid(gid), uid: setfsuid(uid) };
+        // The calls report no errors; each returns the id before it.
+        if (setfsgid(gid), setfsuid(uid)) != (gid, uid) {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        work()
+    }
+}
+
+/// The file system ids of a thread to restore.
+struct FileIds {
+    gid: Gid,
+    uid: Uid,
+}
+
+impl Drop for FileIds {
+    fn drop(&mut self) {
+        setfsuid(self.uid);
+        setfsgid(self.gid);
+    }
+}
+
 /// Looks up a user by name, `uid` or `uid:gid`.
 pub(crate) fn find(user: &str) -> Option<User> {
     let passwd = read_bounded(Path::new("/etc/passwd")).unwrap_or_default();
     find_in(&passwd, user)
 }
 
-fn read_bounded(path: &Path) -> std::io::Result<String> {
+fn read_bounded(path: &Path) -> io::Result<String> {
     use std::io::Read;
     let mut bytes = Vec::new();
     crate::resolve::open_regular(path)?.take(MAX_PASSWD_BYTES).read_to_end(&mut bytes)?;

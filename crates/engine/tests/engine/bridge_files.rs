@@ -40,7 +40,15 @@ impl BridgeFiles {
     }
 
     pub(crate) fn request(&mut self, request: FileRequest) -> Result<Reply, FilesError> {
-        let id = self.begin(request);
+        self.request_as(None, request)
+    }
+
+    fn request_as(
+        &mut self,
+        user: Option<&str>,
+        request: FileRequest,
+    ) -> Result<Reply, FilesError> {
+        let id = self.begin(user, request);
         loop {
             if let Frame::Control(FromSupervisor::Reply { id: of, result }) = self.receive()
                 && of == id
@@ -50,9 +58,9 @@ impl BridgeFiles {
         }
     }
 
-    fn begin(&mut self, request: FileRequest) -> u64 {
-        let id = self.next().into();
-        self.send(ToSupervisor::File { id, request });
+    fn begin(&mut self, user: Option<&str>, request: FileRequest) -> u64 {
+        let (id, user) = (self.next().into(), user.map(str::to_owned));
+        self.send(ToSupervisor::File { id, user, request });
         id
     }
 
@@ -131,7 +139,7 @@ impl RemoteFs for BridgeFiles {
 
     fn read(&mut self, path: &str, to: &mut dyn Write) -> Result<(), FilesError> {
         let stream = self.next();
-        let id = self.begin(FileRequest::Read { path: path.to_owned(), stream });
+        let id = self.begin(None, FileRequest::Read { path: path.to_owned(), stream });
         let (mut replied, mut ended) = (false, false);
         while !(replied && ended) {
             match self.receive() {
@@ -158,8 +166,8 @@ impl RemoteFs for BridgeFiles {
         user: Option<&str>,
         from: &mut dyn Read,
     ) -> Result<(), FilesError> {
-        let (path, user, stream) = (path.to_owned(), user.map(str::to_owned), self.next());
-        let id = self.begin(FileRequest::Write { path, mode, user, stream });
+        let (path, stream) = (path.to_owned(), self.next());
+        let id = self.begin(user, FileRequest::Write { path, mode, stream });
         let (mut credit, mut sent) = (INITIAL_CREDIT_BYTES as usize, false);
         loop {
             sent = sent || self.send_data(stream, from, &mut credit);
@@ -174,8 +182,7 @@ impl RemoteFs for BridgeFiles {
     }
 
     fn make_folder(&mut self, path: &str, mode: u32, user: Option<&str>) -> Result<(), FilesError> {
-        let (path, user) = (path.to_owned(), user.map(str::to_owned));
-        self.request(FileRequest::Mkdir { path, mode, user }).map(drop)
+        self.request_as(user, FileRequest::Mkdir { path: path.to_owned(), mode }).map(drop)
     }
 
     fn make_link(
@@ -184,7 +191,7 @@ impl RemoteFs for BridgeFiles {
         target: &str,
         user: Option<&str>,
     ) -> Result<(), FilesError> {
-        let (path, target, user) = (path.to_owned(), target.to_owned(), user.map(str::to_owned));
-        self.request(FileRequest::Symlink { path, target, user }).map(drop)
+        let (path, target) = (path.to_owned(), target.to_owned());
+        self.request_as(user, FileRequest::Symlink { path, target }).map(drop)
     }
 }

@@ -121,6 +121,7 @@ fn a_copied_tree_keeps_content_and_modes() {
     fs::set_permissions(source.join("a/empty"), fs::Permissions::from_mode(0o700)).unwrap();
     fs::write(source.join("-rf *"), vec![7u8; 300_000]).unwrap();
     symlink("/nowhere", source.join("link")).unwrap();
+    shell(&running, "mkdir /tree; chown 10001:10001 /tree");
     let copied = copy_in(&mut files(&running), &source, "/tree", Some("10001")).unwrap();
     assert_eq!((copied.files, copied.bytes, copied.special.len()), (2, 300_010, 0));
     assert_eq!(shell(&running, "ls -ln /tree/a/run | grep -c ' 10001 '").out, "1");

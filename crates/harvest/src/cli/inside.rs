@@ -32,8 +32,8 @@ pub(crate) struct CpArgs {
     /// Copy folders with their contents
     #[arg(short, long)]
     pub(crate) recursive: bool,
-    /// The owner of copies in the sandbox: `root`, `harvest` or a number [default: `harvest`; the
-    /// image's user in a standalone sandbox]
+    /// Copy with this user's access in the sandbox: `root`, `harvest` or a number [default:
+    /// `harvest`; the image's user in a standalone sandbox]
     #[arg(short, long, value_name = "USER")]
     pub(crate) user: Option<String>,
 }

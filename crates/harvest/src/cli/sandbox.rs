@@ -152,7 +152,7 @@ pub(crate) enum SandboxCommand {
         /// into a target that is a folder
         #[arg(value_name = "TO", allow_hyphen_values = true)]
         to: String,
-        /// The owner of copies in the sandbox [default: the image's user]
+        /// Copy with this user's access in the sandbox [default: the image's user]
         #[arg(short, long)]
         user: Option<String>,
     },

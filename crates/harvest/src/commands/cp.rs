@@ -27,7 +27,7 @@ pub(crate) async fn run(ctx: &Invocation, args: CpArgs) -> Result<u8> {
     }
     let (client, session) = ctx.session(&target).await?;
     let route = format!("/v1/sessions/{session}/files");
-    let files = SandboxFiles::new(Backend::from_client(client), route);
+    let files = SandboxFiles::new(Backend::from_client(client), route, args.user.clone());
     job.run(ctx, files, args.user, args.recursive).await
 }
 
@@ -44,7 +44,7 @@ pub(super) async fn in_sandbox(
     job.run(ctx, files, user, true).await
 }
 
-/// The files of a running sandbox, and the owner of new files: the image's user unless given.
+/// The files of a running sandbox, and the user whose access applies: the image's unless given.
 async fn of_sandbox(
     backend: Backend,
     target: &str,
@@ -56,8 +56,8 @@ async fn of_sandbox(
         let hint = format!("`harvest sandbox start {id}` starts it with its disk");
         bail!(Advice::new(format!("{id} is not running"), hint));
     }
-    let files = SandboxFiles::new(backend, format!("/v1/sandboxes/{id}/files"));
-    Ok((files, user.or(Some(sandbox.user))))
+    let user = user.or(Some(sandbox.user));
+    Ok((SandboxFiles::new(backend, format!("/v1/sandboxes/{id}/files"), user.clone()), user))
 }
 
 #[derive(Debug, PartialEq, Eq)]

@@ -24,8 +24,6 @@ pub enum FileRequest {
         path: String,
         /// Permission bits.
         mode: u32,
-        /// Owner, as in [`Command::user`].
-        user: Option<String>,
         /// Stream to read from.
         stream: StreamId,
     },
@@ -50,8 +48,6 @@ pub enum FileRequest {
         path: String,
         /// Permission bits.
         mode: u32,
-        /// Owner, as in [`Command::user`].
-        user: Option<String>,
     },
     /// Create a symbolic link; replaces a file or link of that name.
     Symlink {
@@ -59,8 +55,6 @@ pub enum FileRequest {
         path: String,
         /// Target of the link, stored as given.
         target: String,
-        /// Owner, as in [`Command::user`].
-        user: Option<String>,
     },
     /// Remove a file or a link.
     Remove {

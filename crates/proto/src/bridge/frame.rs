@@ -168,6 +168,7 @@ mod tests {
                 .prop_map(|(stream, bytes)| Frame::Control(ToSupervisor::Credit { stream, bytes })),
             (any::<u64>(), ".*").prop_map(|(id, path)| Frame::Control(ToSupervisor::File {
                 id,
+                user: None,
                 request: FileRequest::Stat { path, follow: false }
             })),
             (any::<u32>(), proptest::collection::vec(any::<u8>(), 0..300))

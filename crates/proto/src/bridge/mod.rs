@@ -145,6 +145,8 @@ pub enum ToSupervisor {
     File {
         /// Number of the request.
         id: RequestId,
+        /// The user whose access applies and who owns new files, as in [`Command::user`].
+        user: Option<String>,
         /// The operation.
         request: FileRequest,
     },

@@ -175,7 +175,7 @@ impl Connection {
                 self.reply(id, Err(Fault::new(FaultCode::NotFound, "the fake has no terminals")))
                     .await
             }
-            ToSupervisor::File { id, request } => self.file(id, request).await,
+            ToSupervisor::File { id, request, .. } => self.file(id, request).await,
             ToSupervisor::Git { id, request } => {
                 if let GitRequest::Query { stream, .. } = request {
                     self.send_message(FromSupervisor::End { stream }).await?;

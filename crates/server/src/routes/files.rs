@@ -57,6 +57,9 @@ pub(crate) struct GetQuery {
     cursor: Option<String>,
     /// Entries per page, 1 to 1000; 200 by default
     limit: Option<u32>,
+    /// Act with the access of this user: `harvest` in a session and `root` in a standalone sandbox by
+    /// default
+    user: Option<String>,
 }
 
 /// Reads a file, or lists a folder ordered by name. The path is absolute or relative to the primary
@@ -91,7 +94,8 @@ impl GetQuery {
 pub(crate) async fn read(sandbox: SandboxHandle, query: GetQuery) -> Result<Response, ApiError> {
     let path = valid_path(&query.path)?;
     let max = limit(query.limit, 200, 1000)? as usize;
-    match sandbox.file_get(path, query.cursor.as_deref().unwrap_or_default()).await? {
+    let after = query.cursor.as_deref().unwrap_or_default();
+    match sandbox.file_get(path, query.user, after).await? {
         PathContent::File(stat, download) => {
             let content_type =
                 (header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
@@ -147,6 +151,9 @@ fn stream_file(
 pub(crate) struct StatQuery {
     /// The file, folder or link
     path: String,
+    /// Act with the access of this user: `harvest` in a session and `root` in a standalone sandbox by
+    /// default
+    user: Option<String>,
 }
 
 /// Returns the metadata of a file, folder or link in headers: `x-harvest-kind`, `-size`, `-mode`,
@@ -159,14 +166,14 @@ async fn file_stat(
     Path(session): Path<SessionId>,
     Query(query): Query<StatQuery>,
 ) -> Result<HeaderMap, ApiError> {
-    let path = query.checked()?;
-    Ok(stat_headers(&state.sessions.sandbox_handle(&session).await?.file_stat(path).await?))
+    let (path, user) = query.checked()?;
+    Ok(stat_headers(&state.sessions.sandbox_handle(&session).await?.file_stat(path, user).await?))
 }
 
 impl StatQuery {
-    /// The path, checked before a paused session is resumed for the request.
-    pub(crate) fn checked(&self) -> Result<&str, ApiError> {
-        valid_path(&self.path)
+    /// The path and the user, checked before a paused session is resumed for the request.
+    pub(crate) fn checked(&self) -> Result<(&str, Option<String>), ApiError> {
+        Ok((valid_path(&self.path)?, self.user.clone()))
     }
 }
 
@@ -216,7 +223,7 @@ pub(crate) struct PutQuery {
     params(
         ("path" = String, Query, description = "The path; its parent folder must exist"),
         ("mode" = Option<String>, Query, description = "Permission bits, octal; 644 by default, 755 for a folder"),
-        ("user" = Option<String>, Query, description = "The owner: `harvest` (default), `root` or a number"),
+        ("user" = Option<String>, Query, description = "Acts with the access of this user, who owns new files: `harvest` (default), `root` or a number"),
         ("kind" = Option<FileKind>, Query, description = "`file` (default), `folder` or `link`"),
         ("target" = Option<String>, Query, description = "The target of a link"),
     ),
@@ -259,7 +266,7 @@ async fn write(
     let bits = mode(query.mode.as_deref(), if kind == FileKind::Folder { 0o755 } else { 0o644 })?;
     match (kind, query.target) {
         (FileKind::File, None) => {
-            let mut writing = sandbox.file_put(path, bits, query.user)?;
+            let mut writing = sandbox.file_put(path, bits, query.user.clone())?;
             while let Some(chunk) = next_chunk(body).await? {
                 let incomplete = |_| ApiError::invalid("invalid_body", "the body is incomplete");
                 writing
@@ -269,16 +276,17 @@ async fn write(
             }
             writing.finish().await.map_err(harvest_session::SessionError::from)?;
         }
-        (FileKind::Folder, None) => sandbox.folder_put(path, bits, query.user).await?,
+        (FileKind::Folder, None) => sandbox.folder_put(path, bits, query.user.clone()).await?,
         (FileKind::Link, Some(target)) if !target.is_empty() => {
-            sandbox.link_put(path, valid_path(&target)?.to_owned(), query.user).await?;
+            let target = valid_path(&target)?.to_owned();
+            sandbox.link_put(path, target, query.user.clone()).await?;
         }
         _ => {
             let detail = "`target` is required for links and allowed only for them";
             return Err(ApiError::invalid("invalid_query", detail));
         }
     }
-    Ok(sandbox.file_stat(path).await?)
+    Ok(sandbox.file_stat(path, query.user).await?)
 }
 
 /// The next chunk of the body. The timeout keeps a stalled client from holding the sandbox awake.
@@ -324,6 +332,9 @@ pub(crate) struct DeleteQuery {
     #[serde(default)]
     #[param(value_type = Option<bool>)]
     recursive: bool,
+    /// Act with the access of this user: `harvest` in a session and `root` in a standalone sandbox by
+    /// default
+    pub(crate) user: Option<String>,
 }
 
 /// Removes a file or a link, or with `recursive` a folder and its content.
@@ -336,7 +347,8 @@ async fn file_delete(
     Query(query): Query<DeleteQuery>,
 ) -> Result<StatusCode, ApiError> {
     let (path, recursive) = query.checked()?;
-    state.sessions.sandbox_handle(&session).await?.file_remove(path, recursive).await?;
+    let sandbox = state.sessions.sandbox_handle(&session).await?;
+    sandbox.file_remove(path, query.user.clone(), recursive).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -115,10 +115,14 @@ impl Bridge {
     ///
     /// # Errors
     /// When the supervisor refuses, or the connection is lost.
-    pub async fn file_reader(&self, path: &str) -> Result<FileReader, BridgeError> {
+    pub async fn file_reader(
+        &self,
+        path: &str,
+        user: Option<String>,
+    ) -> Result<FileReader, BridgeError> {
         self.reader(|id, stream| {
             let request = FileRequest::Read { path: path.to_owned(), stream };
-            ToSupervisor::File { id, request }
+            ToSupervisor::File { id, user, request }
         })
         .await
     }
@@ -157,8 +161,8 @@ impl Bridge {
         user: Option<String>,
     ) -> Result<FileWriter, BridgeError> {
         self.writer(|id, stream| {
-            let request = FileRequest::Write { path: path.to_owned(), mode, user, stream };
-            ToSupervisor::File { id, request }
+            let request = FileRequest::Write { path: path.to_owned(), mode, stream };
+            ToSupervisor::File { id, user, request }
         })
     }
 
@@ -194,16 +198,26 @@ impl Bridge {
     ///
     /// # Errors
     /// When the supervisor refuses, the connection is lost, or the file is longer.
-    pub async fn file_read(&self, path: &str, limit: usize) -> Result<Vec<u8>, BridgeError> {
-        self.file_reader(path).await?.read_all(limit).await
+    pub async fn file_read(
+        &self,
+        path: &str,
+        user: Option<String>,
+        limit: usize,
+    ) -> Result<Vec<u8>, BridgeError> {
+        self.file_reader(path, user).await?.read_all(limit).await
     }
 
     /// With `follow`, describes what a link leads to.
     ///
     /// # Errors
     /// When the path does not exist, or the connection is lost.
-    pub async fn file_stat(&self, path: &str, follow: bool) -> Result<FileStat, BridgeError> {
-        match self.file(FileRequest::Stat { path: path.to_owned(), follow }).await? {
+    pub async fn file_stat(
+        &self,
+        path: &str,
+        user: Option<String>,
+        follow: bool,
+    ) -> Result<FileStat, BridgeError> {
+        match self.file(user, FileRequest::Stat { path: path.to_owned(), follow }).await? {
             Reply::Stat(stat) => Ok(stat),
             _ => Err(BridgeError::UnexpectedReply),
         }
@@ -216,10 +230,11 @@ impl Bridge {
     pub async fn file_list(
         &self,
         path: &str,
+        user: Option<String>,
         after: &str,
     ) -> Result<(Vec<FileStat>, bool), BridgeError> {
         let (path, after) = (path.to_owned(), Some(after.to_owned()));
-        match self.file(FileRequest::List { path, after }).await? {
+        match self.file(user, FileRequest::List { path, after }).await? {
             Reply::List { entries, more } => Ok((entries, more)),
             _ => Err(BridgeError::UnexpectedReply),
         }
@@ -229,7 +244,11 @@ impl Bridge {
     ///
     /// # Errors
     /// When the supervisor refuses, or the connection is lost.
-    pub async fn file(&self, request: FileRequest) -> Result<Reply, BridgeError> {
-        self.request(|id| ToSupervisor::File { id, request }).await
+    pub async fn file(
+        &self,
+        user: Option<String>,
+        request: FileRequest,
+    ) -> Result<Reply, BridgeError> {
+        self.request(|id| ToSupervisor::File { id, user, request }).await
     }
 }

@@ -3,7 +3,10 @@
 
 use std::{borrow::Cow, fmt};
 
-use harvest_proto::{Hint, SandboxId, SnapshotId};
+use harvest_proto::{
+    Hint, SandboxId, SnapshotId,
+    bridge::{Fault, FaultCode},
+};
 
 use super::admission::SlotRefusal;
 use crate::{
@@ -153,6 +156,9 @@ impl Hint for SandboxError {
             Self::Bridge(BridgeError::Fault(fault)) if fault.full => Some(
                 "free disk space in the sandbox: `harvest exec SESSION -- df -h` shows what is full"
                     .into(),
+            ),
+            Self::Bridge(BridgeError::Fault(Fault { code: FaultCode::Denied, .. })) => Some(
+                "act as a user with more access: `--user root`, or `user=root` in the API".into(),
             ),
             Self::Bridge(_) => None,
             Self::Invalid { hint, .. } | Self::Failed { hint, .. } => {

@@ -8,7 +8,7 @@ use futures_util::stream::{self, BoxStream, StreamExt};
 use harvest_proto::{
     SandboxId,
     api::{ExecLine, ExecRequest, Language, SandboxOwner},
-    bridge::{Command, Exit, FileRequest, ToSupervisor},
+    bridge::{Command, Exit, FileRequest},
 };
 
 use super::{CommandDefaults, Requester, SandboxError, SandboxHandle, SandboxSpec, Sandboxes};
@@ -292,7 +292,7 @@ impl Drop for CommandHandle {
 async fn remove_code(bridge: &Bridge, path: Option<String>) {
     if let Some(path) = path {
         let request = FileRequest::Remove { path, tree: false };
-        let _ = bridge.request(|id| ToSupervisor::File { id, request }).await;
+        let _ = bridge.file(Some("root".to_owned()), request).await;
     }
 }
 

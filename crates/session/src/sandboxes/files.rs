@@ -1,5 +1,6 @@
 //! Files in a sandbox. A path is absolute, or relative to the folder where commands run. Links are
-//! resolved inside the sandbox, by its supervisor.
+//! resolved inside the sandbox, by its supervisor, with the access of one user: what the user cannot
+//! reach, a link does not reach either.
 
 use harvest_proto::bridge::{FileKind, FileRequest, FileStat};
 
@@ -34,27 +35,36 @@ impl SandboxHandle {
     ///
     /// # Errors
     /// When it does not exist.
-    pub async fn file_stat(&self, path: &str) -> Result<FileStat, SandboxError> {
-        Ok(self.bridge.file_stat(&self.absolute(path), false).await?)
+    pub async fn file_stat(
+        &self,
+        path: &str,
+        user: Option<String>,
+    ) -> Result<FileStat, SandboxError> {
+        Ok(self.bridge.file_stat(&self.absolute(path), self.file_user(user), false).await?)
     }
 
     /// Opens a file, or lists the entries of a folder after a name. Links are followed.
     ///
     /// # Errors
     /// When it does not exist, or is neither file nor folder.
-    pub async fn file_get(self, path: &str, after: &str) -> Result<PathContent, SandboxError> {
-        let path = self.absolute(path);
-        let stat = self.bridge.file_stat(&path, true).await?;
+    pub async fn file_get(
+        self,
+        path: &str,
+        user: Option<String>,
+        after: &str,
+    ) -> Result<PathContent, SandboxError> {
+        let (path, user) = (self.absolute(path), self.file_user(user));
+        let stat = self.bridge.file_stat(&path, user.clone(), true).await?;
         if stat.kind != FileKind::Folder {
-            let reader = self.bridge.file_reader(&path).await?;
+            let reader = self.bridge.file_reader(&path, user).await?;
             let download = FileDownload { reader, _use_guard: self.use_guard };
             return Ok(PathContent::File(stat, download));
         }
-        let (entries, more) = self.bridge.file_list(&path, after).await?;
+        let (entries, more) = self.bridge.file_list(&path, user, after).await?;
         Ok(PathContent::Folder(entries, more))
     }
 
-    /// Starts to write a file that belongs to `user`; to the default owner when absent.
+    /// Starts to write a file.
     ///
     /// # Errors
     /// When the connection is lost.
@@ -64,7 +74,7 @@ impl SandboxHandle {
         mode: u32,
         user: Option<String>,
     ) -> Result<FileWriter, SandboxError> {
-        Ok(self.bridge.file_writer(&self.absolute(path), mode, Some(self.owner(user)))?)
+        Ok(self.bridge.file_writer(&self.absolute(path), mode, self.file_user(user))?)
     }
 
     /// Creates a folder; an existing one is left as it is.
@@ -77,9 +87,8 @@ impl SandboxHandle {
         mode: u32,
         user: Option<String>,
     ) -> Result<(), SandboxError> {
-        let request =
-            FileRequest::Mkdir { path: self.absolute(path), mode, user: Some(self.owner(user)) };
-        self.bridge.file(request).await?;
+        let request = FileRequest::Mkdir { path: self.absolute(path), mode };
+        self.bridge.file(self.file_user(user), request).await?;
         Ok(())
     }
 
@@ -93,12 +102,8 @@ impl SandboxHandle {
         target: String,
         user: Option<String>,
     ) -> Result<(), SandboxError> {
-        let request = FileRequest::Symlink {
-            path: self.absolute(path),
-            target,
-            user: Some(self.owner(user)),
-        };
-        self.bridge.file(request).await?;
+        let request = FileRequest::Symlink { path: self.absolute(path), target };
+        self.bridge.file(self.file_user(user), request).await?;
         Ok(())
     }
 
@@ -106,8 +111,14 @@ impl SandboxHandle {
     ///
     /// # Errors
     /// When it does not exist, or is a folder and `tree` is not set.
-    pub async fn file_remove(&self, path: &str, tree: bool) -> Result<(), SandboxError> {
-        self.bridge.file(FileRequest::Remove { path: self.absolute(path), tree }).await?;
+    pub async fn file_remove(
+        &self,
+        path: &str,
+        user: Option<String>,
+        tree: bool,
+    ) -> Result<(), SandboxError> {
+        let request = FileRequest::Remove { path: self.absolute(path), tree };
+        self.bridge.file(self.file_user(user), request).await?;
         Ok(())
     }
 
@@ -121,7 +132,7 @@ impl SandboxHandle {
         }
     }
 
-    fn owner(&self, user: Option<String>) -> String {
-        user.unwrap_or_else(|| self.defaults.file_owner.to_owned())
+    fn file_user(&self, user: Option<String>) -> Option<String> {
+        user.or_else(|| Some(self.defaults.file_user.to_owned()))
     }
 }

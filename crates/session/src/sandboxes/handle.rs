@@ -24,8 +24,8 @@ pub struct CommandDefaults {
     pub folder: Option<String>,
     /// The user of commands; the image's when absent.
     pub user: Option<String>,
-    /// The owner of new files.
-    pub file_owner: &'static str,
+    /// The user whose access applies to files, and who owns new ones.
+    pub file_user: &'static str,
     pub timeout: Duration,
 }
 
@@ -34,7 +34,7 @@ impl CommandDefaults {
     /// every image.
     pub(super) fn of_image() -> Self {
         let timeout = Timeouts::default().exec;
-        Self { folder: None, user: None, file_owner: "root", timeout }
+        Self { folder: None, user: None, file_user: "root", timeout }
     }
 }
 

@@ -45,7 +45,7 @@ impl Sessions {
         let defaults = CommandDefaults {
             folder: Some(record.work_folder()),
             user: Some(AGENT_USER.to_owned()),
-            file_owner: AGENT_USER,
+            file_user: AGENT_USER,
             timeout: self.shared.timeouts.exec,
         };
         Ok(self.shared.sandboxes.service.handle(sandbox, bridge, defaults, Box::new(busy)))

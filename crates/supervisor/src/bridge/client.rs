@@ -172,8 +172,8 @@ impl Client {
             ToSupervisor::Resize { id, exec, rows, cols } => {
                 (id, connection.resize(exec, rows, cols).map(Some))
             }
-            ToSupervisor::File { id, request } => {
-                (id, later(files::start(connection, id, request)))
+            ToSupervisor::File { id, user, request } => {
+                (id, later(files::start(connection, id, user.as_deref(), request)))
             }
             ToSupervisor::Git { id, request } => (id, later(git::start(connection, id, request))),
             ToSupervisor::Status { id } => (id, Ok(Some(Reply::Status(self.bridge.status())))),

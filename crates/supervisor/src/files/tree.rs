@@ -3,14 +3,14 @@
 use std::{
     fs::{self, File, Permissions},
     io,
-    os::unix::fs::{DirBuilderExt, PermissionsExt, fchown, lchown, symlink},
+    os::unix::fs::{DirBuilderExt, PermissionsExt, symlink},
     path::Path,
 };
 
 use harvest_proto::bridge::Reply;
 use rustix::fs::{Mode, OFlags};
 
-use crate::{resolve::ResolvedPath, users::User};
+use crate::resolve::ResolvedPath;
 
 pub(super) fn remove(path: &Path, tree: bool) -> io::Result<Reply> {
     let resolved = ResolvedPath::of(path)?;
@@ -21,10 +21,10 @@ pub(super) fn remove(path: &Path, tree: bool) -> io::Result<Reply> {
     Ok(Reply::Done)
 }
 
-pub(super) fn make_folder(path: &Path, mode: u32, user: &User) -> io::Result<Reply> {
+pub(super) fn make_folder(path: &Path, mode: u32) -> io::Result<Reply> {
     let resolved = ResolvedPath::of(path)?;
     let path = resolved.path();
-    // Private until owner and mode are set.
+    // Private until the mode is set.
     match fs::DirBuilder::new().mode(0o700).create(path) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {
@@ -32,7 +32,7 @@ pub(super) fn make_folder(path: &Path, mode: u32, user: &User) -> io::Result<Rep
         }
         Err(error) => return Err(error),
     }
-    set_owner_and_mode(&open_folder(path)?, mode, user)?;
+    set_mode(&open_folder(path)?, mode)?;
     Ok(Reply::Done)
 }
 
@@ -42,39 +42,34 @@ fn open_folder(path: &Path) -> io::Result<File> {
     Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
 }
 
-pub(super) fn set_owner_and_mode(file: &File, mode: u32, user: &User) -> io::Result<()> {
-    fchown(file, Some(user.uid), Some(user.gid))?;
-    // After chown, which clears the set-id bits.
+/// Independent of the umask.
+pub(super) fn set_mode(file: &File, mode: u32) -> io::Result<()> {
     file.set_permissions(Permissions::from_mode(mode & 0o7777))
 }
 
-pub(super) fn make_link(path: &Path, target: &str, user: &User) -> io::Result<Reply> {
+pub(super) fn make_link(path: &Path, target: &str) -> io::Result<Reply> {
     let resolved = ResolvedPath::of(path)?;
     let path = resolved.path();
     if fs::symlink_metadata(path).is_ok_and(|metadata| !metadata.is_dir()) {
         fs::remove_file(path)?;
     }
     symlink(target, path)?;
-    lchown(path, Some(user.uid), Some(user.gid))?;
     Ok(Reply::Done)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::MetadataExt;
 
     #[test]
     fn folder_replaced_by_a_link_is_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
-        let user = crate::users::find("root").unwrap();
         fs::DirBuilder::new().mode(0o700).create(at("private")).unwrap();
         symlink("private", at("new")).unwrap();
         assert!(open_folder(&at("new")).is_err());
         assert_eq!(fs::metadata(at("private")).unwrap().permissions().mode() & 0o7777, 0o700);
-        make_folder(&at("made"), 0o2755, &user).unwrap();
-        let created = fs::metadata(at("made")).unwrap();
-        assert_eq!((created.mode() & 0o7777, created.uid()), (0o2755, user.uid));
+        make_folder(&at("made"), 0o2755).unwrap();
+        assert_eq!(fs::metadata(at("made")).unwrap().permissions().mode() & 0o7777, 0o2755);
     }
 }

@@ -8,6 +8,7 @@ mod checkouts;
 mod commands;
 mod contract;
 mod early_launch;
+mod file_access;
 mod git_requests;
 mod harness;
 mod terminals;
@@ -95,7 +96,8 @@ fn unreadable_file_is_an_error_reply() {
     let mut client = sandbox.client();
     // Address 0 of a process is not mapped.
     let request = FileRequest::Read { path: "/proc/self/mem".into(), stream: 5 };
-    let fault = client.request(|id| ToSupervisor::File { id, request }).unwrap_err();
+    let root = Some("root".to_owned());
+    let fault = client.request(|id| ToSupervisor::File { id, user: root, request }).unwrap_err();
     assert!(
         fault.code == FaultCode::System && fault.message.contains("/proc/self/mem"),
         "{fault:?}"
@@ -107,17 +109,13 @@ fn unreadable_file_is_an_error_reply() {
 fn written_file_has_its_owner_and_mode() {
     let sandbox = Sandbox::start();
     let mut client = sandbox.client();
+    std::os::unix::fs::chown(sandbox.at("home"), Some(10001), Some(10001)).unwrap();
     let path = sandbox.at("home/note").display().to_string();
     let text: Vec<u8> = (0..1_000_000u32).flat_map(u32::to_le_bytes).collect();
-    let write = FileRequest::Write {
-        path: path.clone(),
-        mode: 0o640,
-        user: Some("harvest".into()),
-        stream: 5,
-    };
+    let write = FileRequest::Write { path: path.clone(), mode: 0o640, stream: 5 };
     client.next += 1;
     let id = client.next;
-    client.send(ToSupervisor::File { id, request: write });
+    client.send(ToSupervisor::File { id, user: None, request: write });
     let (upload, bytes) = (client.stream.try_clone().unwrap(), text.clone());
     // Writes one frame at a time within the credit.
     let mut upload = Client::new(upload);
@@ -133,6 +131,7 @@ fn written_file_has_its_owner_and_mode() {
     assert_eq!(client.until(|client| client.replies.remove(&id)), Ok(Reply::Done));
     let stat = client.request(|id| ToSupervisor::File {
         id,
+        user: None,
         request: FileRequest::Stat { path: path.clone(), follow: false },
     });
     let Ok(Reply::Stat(stat)) = stat else { panic!("{stat:?}") };
@@ -141,19 +140,22 @@ fn written_file_has_its_owner_and_mode() {
         (FileKind::File, 4_000_000, 0o640, 10001)
     );
     let read = FileRequest::Read { path: path.clone(), stream: 6 };
-    assert_eq!(client.request(|id| ToSupervisor::File { id, request: read }), Ok(Reply::Done));
+    assert_eq!(
+        client.request(|id| ToSupervisor::File { id, user: None, request: read }),
+        Ok(Reply::Done)
+    );
     client.until(|client| client.ended.contains(&6).then_some(()));
     assert!(client.data[&6] == text);
     let list = FileRequest::List { path: sandbox.at("home").display().to_string(), after: None };
     let Ok(Reply::List { entries, .. }) =
-        client.request(|id| ToSupervisor::File { id, request: list })
+        client.request(|id| ToSupervisor::File { id, user: None, request: list })
     else {
         panic!()
     };
     assert_eq!(entries.iter().map(|entry| entry.name.as_str()).collect::<Vec<_>>(), ["note"]);
     let gone = FileRequest::Read { path: "/no/such/file".into(), stream: 7 };
     assert_eq!(
-        client.request(|id| ToSupervisor::File { id, request: gone }).unwrap_err().code,
+        client.request(|id| ToSupervisor::File { id, user: None, request: gone }).unwrap_err().code,
         FaultCode::NotFound
     );
 }

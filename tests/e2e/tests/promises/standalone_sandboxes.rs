@@ -237,15 +237,16 @@ async fn standalone_sandbox_copies_files_with_or_without_server() {
     let text = |name: &str| here.path().join(name).to_str().unwrap().to_owned();
     std::fs::create_dir(text("tree")).unwrap();
     std::fs::write(text("tree/file"), vec![b'x'; 300_000]).unwrap();
-    for (at, served) in ["/one", "/two"].into_iter().zip([true, false]) {
+    for (name, served) in ["one", "two"].into_iter().zip([true, false]) {
+        let at = &format!("/workspace/{name}");
         if !served {
             host.kill();
         }
         let copied = host.harvest(["sandbox", "cp", &text("tree"), &inside(at)]);
         assert_eq!(copied.code, 0, "{served} {copied:?}");
-        let back = host.harvest(["cp", "-r", &inside(at), &text(&at[1..])]);
+        let back = host.harvest(["cp", "-r", &inside(at), &text(name)]);
         assert_eq!(back.code, 0, "{served} {back:?}");
-        assert_eq!(std::fs::read(text(&format!("{}/file", &at[1..]))).unwrap().len(), 300_000);
+        assert_eq!(std::fs::read(text(&format!("{name}/file"))).unwrap().len(), 300_000);
         let whose =
             ["exec", &id, "--user", "root", "--", "stat", "-c", "%U", &format!("{at}/file")];
         let whose = host.harvest(whose).stdout;

@@ -57,8 +57,9 @@ async fn sandbox_file_stat(
     Path(sandbox): Path<SandboxId>,
     Query(query): Query<StatQuery>,
 ) -> Result<HeaderMap, ApiError> {
-    let path = query.checked()?;
-    Ok(stat_headers(&state.sandboxes.standalone_handle(&sandbox).await?.file_stat(path).await?))
+    let (path, user) = query.checked()?;
+    let sandbox = state.sandboxes.standalone_handle(&sandbox).await?;
+    Ok(stat_headers(&sandbox.file_stat(path, user).await?))
 }
 
 /// Writes a file, or creates a folder or a link, as for a session.
@@ -66,7 +67,7 @@ async fn sandbox_file_stat(
     params(
         ("path" = String, Query, description = "The path; its parent folder must exist"),
         ("mode" = Option<String>, Query, description = "Permission bits, octal; 644 by default, 755 for a folder"),
-        ("user" = Option<String>, Query, description = "The owner: `root` (default), another user or a number"),
+        ("user" = Option<String>, Query, description = "Acts with the access of this user, who owns new files: `root` (default), another user or a number"),
         ("kind" = Option<FileKind>, Query, description = "`file` (default), `folder` or `link`"),
         ("target" = Option<String>, Query, description = "The target of a link"),
     ),
@@ -92,6 +93,7 @@ async fn sandbox_file_delete(
     Query(query): Query<DeleteQuery>,
 ) -> Result<StatusCode, ApiError> {
     let (path, recursive) = query.checked()?;
-    state.sandboxes.standalone_handle(&sandbox).await?.file_remove(path, recursive).await?;
+    let sandbox = state.sandboxes.standalone_handle(&sandbox).await?;
+    sandbox.file_remove(path, query.user.clone(), recursive).await?;
     Ok(StatusCode::NO_CONTENT)
 }
