@@ -120,9 +120,12 @@ impl Repositories {
             return Ok(());
         }
         let (name, url) = (&repository.name, &access.url);
-        let what = format!(
-            "branch {branch} does not exist in {name}; `git ls-remote --heads {url}` lists its branches"
-        );
+        // The forge's copy of a folder has only the branches that were checked out there.
+        let hint = match self.shared.forge.stable_url(url) == *url {
+            true => format!("`git ls-remote --heads {url}` lists its branches"),
+            false => "switch to it in the folder, then name the folder with -r".to_owned(),
+        };
+        let what = format!("branch {branch} does not exist in {name}; {hint}");
         Err(SessionError::invalid("no_branch", what))
     }
 
