@@ -54,7 +54,7 @@ async fn failing_setup_runs_and_is_reported_once() {
         panic!("{failed:?}")
     };
     assert_eq!(failure.message, ".harvest/setup.sh failed (exit 1)");
-    assert_eq!(tail.as_deref(), Some("no luck\n"));
+    assert_eq!(tail.as_deref(), Some("no luck"));
     let details: Vec<_> = events
         .iter()
         .filter_map(|body| match body {
