@@ -164,12 +164,14 @@ async fn copy(
     };
     let made = made.context("cannot create a repository on the local forge")?;
     let taken = async {
-        if let Some(summary) = forge.folder_summary(name, folder).await?
-            && !all
-        {
-            consent(print, folder, &summary)?;
+        let summary = forge.folder_summary(name, folder).await?.filter(|_| !all);
+        if let Some(summary) = &summary {
+            consent(print, folder, summary)?;
         }
-        take(forge, name, folder).await
+        let taken = take(forge, name, folder).await?;
+        // The question has shown the notes.
+        let notes = if summary.is_some() { Vec::new() } else { taken.notes };
+        anyhow::Ok(ImportedFolder { notes, ..taken })
     };
     match taken.await {
         Ok(taken) => Ok((token, taken)),

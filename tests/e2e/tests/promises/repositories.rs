@@ -1,8 +1,12 @@
 //! Repositories as sessions meet them: wrong URLs and branches, failing hooks.
 
-use std::{fs, process::Command};
+use std::{
+    fs,
+    io::Write as _,
+    process::{Command, Stdio},
+};
 
-use harvest_e2e::Host;
+use harvest_e2e::{Host, binary};
 use harvest_proto::{
     EventBody,
     api::{CheckOutcome, SessionState},
@@ -84,6 +88,39 @@ async fn wrong_url_and_wrong_branch_leave_nothing() {
     assert!(!listed.contains("nope"), "{listed}");
     assert!(!host.harvest(["ls", "--json"]).stdout.contains("ses_"), "no session was created");
     assert_eq!(volumes(&host), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn terminal_is_asked_before_a_folder_is_copied() {
+    let host = Host::start().await;
+    let folder = host.home().join("plain");
+    fs::create_dir(&folder).unwrap();
+    for name in ["code.py", ".env"] {
+        fs::write(folder.join(name), "x").unwrap();
+    }
+    let add = |answer: &str| {
+        // `script` gives the command a terminal.
+        let command = format!("{} repo add {}", binary("harvest").display(), folder.display());
+        let mut typed = Command::new("script")
+            .args(["-qec", &command, "/dev/null"])
+            .env("HARVEST_HOME", host.home())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        typed.stdin.take().unwrap().write_all(answer.as_bytes()).unwrap();
+        let output = typed.wait_with_output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let (code, shown) = add("n\n");
+    assert!(
+        code == Some(1) && shown.contains("1 file (1 B) would be copied. Copy them?"),
+        "{shown}"
+    );
+    assert!(shown.contains("left out secrets and installed packages: `.env`"), "{shown}");
+    assert!(!host.harvest(["repo", "ls", "--json"]).stdout.contains("plain"));
+    let (code, shown) = add("y\n");
+    assert!(code == Some(0) && shown.contains("local/plain"), "{shown}");
 }
 
 #[tokio::test]
