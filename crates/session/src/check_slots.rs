@@ -1,6 +1,6 @@
-//! Slots of builds and checks, apart from those of sessions: a turn whose push is being checked must
-//! not wait for itself. Users take turns, and none of them holds every slot, so that one hanging
-//! check delays only its own user. `CheckQueue` decides and is pure; `CheckSlots` waits.
+//! Slots of builds and checks, apart from those of sessions: a turn whose push is being checked
+//! must not wait for itself. Users take turns, and none of them holds every slot, so that one
+//! hanging check delays only its own user. `CheckQueue` decides and is pure; `CheckSlots` waits.
 
 use std::{
     collections::{BTreeMap, HashMap},

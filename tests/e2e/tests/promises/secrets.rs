@@ -1,6 +1,7 @@
 //! Promise 7: secrets are found in the vault only.
 
 use std::{
+    fs,
     io::Write as _,
     process::{Command, Stdio},
     sync::{
@@ -22,6 +23,13 @@ use crate::{SAMPLE, completed, turn_ended};
 const KEY: &str = "sk-planted-5f1d0c2ab77e4e0f";
 const TOKEN: &str = "git-planted-90bd1174c6aa83e2";
 
+/// The digest that the local forge keeps of a token.
+fn sha256(text: &str) -> String {
+    let script = format!("printf %s {text} | sha256sum | cut -d' ' -f1 | tr -d '\\n'");
+    let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
+
 #[tokio::test]
 async fn planted_secrets_are_found_nowhere() {
     // The most verbose log level, where leaks would show.
@@ -31,12 +39,15 @@ async fn planted_secrets_are_found_nowhere() {
     let host = Host::start_with(&env).await;
     host.repository("calc", SAMPLE).await;
     set_secret(&host, "GIT_TOKEN", TOKEN);
-    // A remote that refuses the token: errors tend to leak secrets.
+    // A remote that refuses the token, at once and later: errors tend to leak secrets.
     let url = format!("{}/forge/local/calc.git", host.url().unwrap());
-    assert_eq!(
-        host.harvest(["repo", "add", &url, "--name", "shut", "--secret", "GIT_TOKEN"]).code,
-        0
-    );
+    let add = || host.harvest(["repo", "add", &url, "--name", "shut", "--secret", "GIT_TOKEN"]);
+    assert_ne!(add().code, 0, "a repository that cannot be read is not registered");
+    let hash = host.home().join("forge/calc/token");
+    let before = fs::read(&hash).unwrap();
+    fs::write(&hash, sha256(TOKEN)).unwrap();
+    assert_eq!(add().code, 0);
+    fs::write(&hash, before).unwrap();
     let refused = host.harvest(["repo", "build", "shut"]);
     assert_ne!(refused.code, 0, "{refused:?}");
 

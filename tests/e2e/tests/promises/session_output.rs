@@ -1,7 +1,7 @@
 //! Snapshots of what the session verbs print with a server: each verb's success and its most common
 //! error. `INSTA_UPDATE=always` rewrites the snapshots.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, process::Command};
 
 use harvest_e2e::Host;
 use harvest_proto::{SessionId, api::SessionState};
@@ -122,6 +122,11 @@ fn write_files(folder: &Path) {
         let path = folder.join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, content).unwrap();
+    }
+    for arguments in ["init -q -b main", "add -A", "commit -q -m Begin"] {
+        let mut git = Command::new("git");
+        git.args(["-c", "user.name=T", "-c", "user.email=t@example.org"]).current_dir(folder);
+        assert!(git.args(arguments.split(' ')).status().unwrap().success());
     }
 }
 

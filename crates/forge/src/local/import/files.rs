@@ -1,6 +1,7 @@
-//! Imports a folder without git: its files become a commit on `main`. `.gitignore` and `.ignore` are
-//! honoured. Symlinks are stored as links and never followed. Special files, nested repositories,
-//! installed packages and files that usually hold secrets are left out and reported.
+//! Imports a folder without git: its files become a commit on `main`, without those that
+//! `.gitignore` and `.ignore` name. Symlinks are stored as links and never followed. Special files,
+//! nested repositories, installed packages and files that usually hold secrets are left out and
+//! reported.
 
 use std::{
     collections::BTreeSet,
