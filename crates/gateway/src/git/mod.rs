@@ -208,14 +208,15 @@ impl Remote {
         let name = &self.name;
         match status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                let hint = match &self.secret {
-                    Some((secret, _)) => format!("renew it with `harvest secret set {secret}`"),
-                    None => "the repository has no secret".to_owned(),
+                let why = match &self.secret {
+                    Some((secret, _)) => {
+                        format!("refused the token; renew it with `harvest secret set {secret}`")
+                    }
+                    None => {
+                        "does not exist or needs a token; the repository has no secret".to_owned()
+                    }
                 };
-                http::text(
-                    StatusCode::FORBIDDEN,
-                    &format!("the remote of `{name}` refused the token; {hint}"),
-                )
+                http::text(StatusCode::FORBIDDEN, &format!("the remote of `{name}` {why}"))
             }
             StatusCode::NOT_FOUND => {
                 let message = format!(
