@@ -1,5 +1,6 @@
 //! The command line: every verb, argument and flag. Contains no behaviour.
 
+pub(crate) mod help;
 mod image;
 mod inside;
 mod sandbox;
@@ -10,7 +11,7 @@ pub(crate) mod units;
 use std::{error::Error, ffi::OsString, net::SocketAddr, path::PathBuf, str::FromStr};
 
 use clap::{
-    Args, Parser, Subcommand,
+    Args, FromArgMatches, Parser, Subcommand,
     builder::{PossibleValuesParser, TypedValueParser},
 };
 use harvest_proto::{BranchName, RepositoryRef};
@@ -31,10 +32,11 @@ pub(crate) use session::{
 #[command(
     name = "harvest",
     version,
-    propagate_version = true,
     disable_help_subcommand = true,
+    max_term_width = 100,
     after_help = "A session is named by its id, an id prefix, its key, or `-` for the newest one.\n\
-                 Start here: `harvest quickstart` runs a full demo on this machine, without an account."
+                 `harvest help VERB` explains a verb with examples. Start here: `harvest quickstart`\n\
+                 runs a full demo on this machine, without an account."
 )]
 pub(crate) struct Cli {
     #[command(flatten)]
@@ -44,12 +46,21 @@ pub(crate) struct Cli {
     pub(crate) command: Option<Command>,
 }
 
+/// Parses the arguments; prints help or an error and exits if that is what they ask for.
+pub(crate) fn parse(args: impl Iterator<Item = OsString>) -> Cli {
+    let mut command = help::command();
+    let parsed = command
+        .try_get_matches_from_mut(arguments(args))
+        .and_then(|matches| Cli::from_arg_matches(&matches));
+    parsed.unwrap_or_else(|error| help::suggest(error).exit())
+}
+
 /// The session `-` in `-@2`, once `-@2` is rewritten. No id and no prefix of one contains a `-`.
 pub(crate) const NEWEST_SESSION: &str = "ses_-";
 
 /// Rewrites `-@2` (turn 2 of the newest session), which clap would take for a flag. Arguments after
 /// `--` belong to the command and stay as they are.
-pub(crate) fn arguments(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
+fn arguments(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut before_separator = true;
     let number = |turn: &str| !turn.is_empty() && turn.bytes().all(|byte| byte.is_ascii_digit());
     let rewrite = |argument: OsString| {
@@ -67,28 +78,28 @@ pub(crate) fn arguments(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct GlobalFlags {
     /// Print JSON: one document, or one line per item for streams
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = "Global options")]
     pub(crate) json: bool,
     /// More output
-    #[arg(short, long, global = true)]
+    #[arg(short, long, global = true, help_heading = "Global options")]
     pub(crate) verbose: bool,
     /// Only results and errors
-    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    #[arg(short, long, global = true, help_heading = "Global options", conflicts_with = "verbose")]
     pub(crate) quiet: bool,
     /// The server to talk to [env: HARVEST_URL]
-    #[arg(long, global = true, value_name = "URL")]
+    #[arg(long, global = true, help_heading = "Global options", value_name = "URL")]
     pub(crate) url: Option<String>,
     /// The folder with this installation's state [env: HARVEST_HOME]
-    #[arg(long, global = true, value_name = "FOLDER")]
+    #[arg(long, global = true, help_heading = "Global options", value_name = "FOLDER")]
     pub(crate) home: Option<PathBuf>,
     /// The configuration file [env: HARVEST_CONFIG]
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, help_heading = "Global options", value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Run a full demo on this machine: sample repository, agent, pull request, fork
+    /// Run a full demo: sample repository, agent, pull request, fork
     Quickstart(QuickstartArgs),
     /// Start the server
     Up(UpArgs),
@@ -96,6 +107,10 @@ pub(crate) enum Command {
     Down,
     /// Check this machine
     Doctor,
+    /// Explain a verb, with examples
+    Help(HelpArgs),
+    /// Print the version
+    Version,
     /// Start a session and follow it
     Run(RunArgs),
     /// List sessions
@@ -113,13 +128,13 @@ pub(crate) enum Command {
     Stop(SessionArg),
     /// Save a session's disk and stop its sandbox
     Pause(SessionArg),
-    /// Start a paused session's sandbox and wait until it accepts prompts
+    /// Start a paused session's sandbox and wait for it
     Resume(SessionArg),
-    /// Start new sessions from the end of a turn: files and conversation
+    /// Start new sessions from a turn: files and conversation
     Fork(ForkArgs),
-    /// Take a session back to the end of a turn: files and conversation
+    /// Take a session back to a turn: files and conversation
     Restore(RestoreArgs),
-    /// Stop a session's sandbox at once, whatever it is doing; its disk is saved
+    /// Stop a session's sandbox at once; its disk is saved
     Terminate(SessionArg),
     /// Archive a session; it can still be read and forked
     Archive(SessionArg),
@@ -127,17 +142,17 @@ pub(crate) enum Command {
     Rm(RmArgs),
     /// List a session's turns: prompt, outcome and changes
     Turns(SessionArg),
-    /// Show a session's changes: all of them, one turn's, or between two turns
+    /// Show a session's changes: all, one turn's, or between two turns
     Diff(DiffArgs),
     /// Print a session's history
     Logs(LogsArgs),
-    /// Print a session's events for programs: one JSON object per line
+    /// Print a session's events: one JSON object per line
     Events(EventsArgs),
-    /// Run a command in a fresh sandbox, a standalone sandbox or a session's sandbox
+    /// Run a command in a fresh sandbox, or in that of a session
     Exec(Box<ExecArgs>),
-    /// Open a terminal in a session's sandbox or a standalone sandbox
+    /// Open a terminal in a sandbox
     Shell(ShellArgs),
-    /// Copy files between this machine and a session's sandbox or a standalone sandbox
+    /// Copy files into or out of a sandbox
     Cp(CpArgs),
     /// Show a session's pull request
     #[command(subcommand)]
@@ -157,7 +172,7 @@ pub(crate) enum Command {
     Completion(CompletionArgs),
     /// Show settings and where each comes from
     Config(ConfigArgs),
-    /// Build, pull, import and list the images sandboxes start from
+    /// Build, pull, import and list images of sandboxes
     #[command(subcommand)]
     Image(ImageCommand),
     /// Create and use standalone sandboxes; needs no server
@@ -176,6 +191,13 @@ pub(crate) enum Command {
     /// The parent process of every sandbox; started on demand
     #[command(hide = true)]
     Zygote(ZygoteArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct HelpArgs {
+    /// The verb, such as `run` or `repo add` [default: all verbs]
+    #[arg(value_name = "VERB")]
+    pub(crate) path: Vec<String>,
 }
 
 #[derive(Debug, Args)]

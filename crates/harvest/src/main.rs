@@ -38,7 +38,6 @@ mod supervisor;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use clap::Parser;
 use harvest_proto::SessionId;
 
 use cli::{Cli, Command, GlobalFlags};
@@ -66,7 +65,7 @@ fn main() -> ExitCode {
     // Only a single-threaded process can enter a user namespace, so this comes first. The engine
     // reports a failure when it needs the namespace.
     let _ = harvest_engine::rootless::enter();
-    let cli = Cli::parse_from(cli::arguments(std::env::args_os()));
+    let cli = cli::parse(std::env::args_os());
     // The zygote forks sandboxes, so it must never have had a second thread.
     if let Some(Command::Zygote(zygote)) = &cli.command {
         return commands::zygote::main(&zygote.at, zygote.probe);
@@ -84,8 +83,11 @@ fn main() -> ExitCode {
 }
 
 fn start(cli: Cli, print: Printer) -> Result<u8> {
-    if let Some(Command::Completion(shell)) = &cli.command {
-        return commands::complete(shell);
+    match &cli.command {
+        Some(Command::Completion(shell)) => return commands::complete(shell),
+        Some(Command::Help(args)) => return commands::help(&args.path),
+        Some(Command::Version) => return commands::version(print),
+        _ => {}
     }
     let config = Config::load(&cli.global, &process_env)?;
     log::start(&config, cli.global.verbose)?;

@@ -3,17 +3,17 @@
 
 use std::path::PathBuf;
 
-use clap::{Arg, Command, CommandFactory};
+use clap::{Arg, Command};
 
 use crate::{
-    cli::Cli,
+    cli::help,
     config::{Key, VARIABLES, keys_by_table},
 };
 
 const REGENERATE: &str = "HARVEST_REGENERATE=1 cargo nextest run -p harvest reference";
 
 fn cli_page() -> String {
-    let mut harvest = Cli::command();
+    let mut harvest = help::command();
     harvest.build();
     let mut page = format!(
         "# The command line\n\nGenerated from the code by `{REGENERATE}`.\n\n\
@@ -25,9 +25,9 @@ fn cli_page() -> String {
          ## Flags of every verb\n\n"
     );
     page += &arguments(&harvest, true);
-    page += "\n## Verbs\n";
-    for verb in harvest.get_subcommands().filter(|verb| !verb.is_hide_set()) {
-        page += &section(verb);
+    for (topic, verbs) in help::TOPICS {
+        page += &format!("\n## {topic}\n");
+        page.extend(verbs.iter().filter_map(|verb| harvest.find_subcommand(verb)).map(section));
     }
     page
 }
@@ -42,7 +42,10 @@ fn section(verb: &Command) -> String {
     let about = verb.get_about().map(ToString::to_string).unwrap_or_default();
     let arguments = arguments(verb, false);
     let gap = if arguments.is_empty() { "" } else { "\n" };
-    format!("\n### `{usage}`\n\n{about}.\n{gap}{arguments}")
+    let examples = verb.get_after_help().map(ToString::to_string).unwrap_or_default();
+    let (_, examples) = examples.split_once('\n').unwrap_or_default();
+    let examples: String = examples.lines().map(|line| format!("    {}\n", line.trim())).collect();
+    format!("\n### `{usage}`\n\n{about}.\n{gap}{arguments}\n{examples}")
 }
 
 fn arguments(command: &Command, global: bool) -> String {

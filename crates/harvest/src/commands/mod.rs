@@ -14,6 +14,7 @@ mod events;
 mod exec;
 mod fork;
 mod gc;
+mod help;
 mod image;
 mod logs;
 mod ls;
@@ -47,6 +48,7 @@ use anyhow::Result;
 
 pub(crate) use completion::run as complete;
 pub(crate) use doctor::line as check_line;
+pub(crate) use help::{help, version};
 pub(crate) use pr::text as pull_request_text;
 pub(crate) use repo::build as build_repository;
 
@@ -92,7 +94,7 @@ pub(crate) async fn run(ctx: &Invocation, command: Option<Command>) -> Result<u8
         Command::Secret(verb) => secret::run(ctx, &verb).await,
         Command::Token(verb) => token::run(ctx, verb).await,
         Command::Api(args) => api::run(ctx, args).await,
-        Command::Completion(_) => {
+        Command::Completion(_) | Command::Help(_) | Command::Version => {
             unreachable!("main handles it before the configuration is loaded")
         }
         Command::Config(args) => config::run(ctx, &args),
