@@ -113,7 +113,7 @@ pub(crate) enum Command {
     Version,
     /// Start a session and follow it
     Run(RunArgs),
-    /// List sessions
+    /// List sessions, newest first
     Ls(LsArgs),
     /// Show a session
     Show(SessionArg),

@@ -34,6 +34,7 @@ mod server_process;
 mod socket;
 mod style;
 mod supervisor;
+mod table;
 
 use std::process::ExitCode;
 

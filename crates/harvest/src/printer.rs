@@ -21,6 +21,7 @@ use crate::{
     render::truncate,
     sanitize::{sanitize, sanitize_json, sanitize_line},
     style::{self, Palette},
+    table::{table, width},
 };
 
 /// Columns of the live line besides its text: the spinner and the longest usual clock.
@@ -133,7 +134,10 @@ impl Printer {
         headings: [&str; N],
         row: impl FnMut(&T) -> [String; N],
     ) -> Result<()> {
-        self.result(&items, |items| table(headings, items.iter().map(row)))
+        match self.json {
+            true => self.document(&items),
+            false => self.styled_out(&table(width(), self.stdout, headings, items.iter().map(row))),
+        }
     }
 
     /// Prints one item of a stream as a line of JSON.
@@ -291,22 +295,6 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
         .is_some_and(|error| error.0.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// Formats rows under headings. The last column is not padded.
-pub(crate) fn table<const N: usize>(
-    headings: [&str; N],
-    rows: impl IntoIterator<Item = [String; N]>,
-) -> String {
-    let rows = rows.into_iter().map(|row| row.map(|cell| sanitize_line(&cell)));
-    let rows: Vec<[String; N]> = std::iter::once(headings.map(str::to_owned)).chain(rows).collect();
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
-    let widths: [usize; N] = std::array::from_fn(|column| width(column).unwrap_or(0));
-    let line = |cells: &[String; N]| {
-        let padded = cells.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}"));
-        padded.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
-    };
-    rows.iter().map(line).collect()
-}
-
 /// `1 file`, `2 files`.
 pub(crate) fn count(number: impl Into<u64>, noun: &str) -> String {
     let number = number.into();
@@ -361,17 +349,5 @@ mod tests {
         let broken = || io::Error::from(io::ErrorKind::BrokenPipe);
         assert!(is_broken_pipe(&anyhow::Error::new(StdoutError(broken())).context("cannot list")));
         assert!(!is_broken_pipe(&anyhow::Error::new(broken()).context("no answer")));
-    }
-
-    #[test]
-    fn table_cells_are_single_line() {
-        let rows = [["a\nb".into(), "\x1b[31mred".into()]];
-        assert_eq!(table(["ID", "TITLE"], rows), "ID   TITLE\na b  red\n");
-    }
-
-    #[test]
-    fn table_columns_line_up() {
-        let rows = [["a".into(), "long cell".into()], ["bbb".into(), "c".into()]];
-        assert_eq!(table(["ID", "TITLE"], rows), "ID   TITLE\na    long cell\nbbb  c\n");
     }
 }

@@ -6,18 +6,31 @@ use harvest_proto::{
     api::{Page, SandboxList, StoredSnapshot},
 };
 
-use crate::{backend::Backend, cli::NEWEST_SESSION, client::Client, printer::Advice};
+use crate::{
+    backend::Backend,
+    cli::NEWEST_SESSION,
+    client::{Client, query},
+    printer::Advice,
+};
 
 pub(crate) async fn session(client: &Client, typed: &str) -> Result<SessionId> {
     // The server checks whether a full id exists.
     if let Ok(id) = typed.parse() {
         return Ok(id);
     }
-    let sessions = client.sessions().await?;
-    if let Some(named) = sessions.iter().find(|session| session.key.as_deref() == Some(typed)) {
-        return Ok(named.id.clone());
-    }
-    let ids = sessions.into_iter().map(|session| session.id);
+    let filter = match typed {
+        "-" => String::new(),
+        _ => {
+            let named = client.sessions(&query(&[("key", typed)]), 1).await?.0;
+            if let Some(named) = named.into_iter().next() {
+                return Ok(named.id);
+            }
+            let part = typed.strip_prefix("ses_").unwrap_or(typed);
+            query(&[("id", format!("ses_{part}"))])
+        }
+    };
+    // More than one id is ambiguous; the error names a few.
+    let ids = client.sessions(&filter, 5).await?.0.into_iter().map(|session| session.id);
     let picked = pick("session", SessionId::PREFIX, typed, ids);
     advise(picked, "`harvest ls` lists sessions")
 }

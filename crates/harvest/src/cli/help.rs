@@ -51,7 +51,7 @@ const EXAMPLES: &[(&str, &str)] = &[
          harvest run -r https://git.example.org/me/app -b main @task.md\n\
          git diff | harvest run -",
     ),
-    ("ls", "harvest ls -r me/app --state running"),
+    ("ls", "harvest ls --state running\nharvest ls -r me/app --all"),
     ("show", "harvest show -"),
     ("attach", "harvest attach -"),
     (

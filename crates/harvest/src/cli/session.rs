@@ -1,8 +1,10 @@
 //! Arguments of the verbs about sessions.
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, builder::PossibleValuesParser};
 
-use harvest_proto::{AgentName, BranchName, ModelRef, NetworkPolicy, RepositoryRef};
+use harvest_proto::{
+    AgentName, BranchName, ModelRef, NetworkPolicy, RepositoryRef, api::SessionState,
+};
 
 use super::{SessionArg, units, words};
 
@@ -62,8 +64,8 @@ pub(crate) struct RunArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct LsArgs {
-    /// Only sessions in this state, such as running or idle
-    #[arg(short, long)]
+    /// Only sessions in this state
+    #[arg(short, long, value_parser = PossibleValuesParser::new(SessionState::ALL.map(SessionState::as_str)))]
     pub(crate) state: Option<String>,
     /// Only sessions on this repository: OWNER/NAME, or NAME if only one has it
     #[arg(short, long, value_name = "NAME")]
@@ -74,6 +76,12 @@ pub(crate) struct LsArgs {
     /// Only the session with this key
     #[arg(long)]
     pub(crate) key: Option<String>,
+    /// Show at most this many sessions
+    #[arg(short, long, value_name = "COUNT", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) number: u32,
+    /// Show all sessions, also archived ones
+    #[arg(long, conflicts_with = "number")]
+    pub(crate) all: bool,
 }
 
 #[derive(Debug, Args)]

@@ -1,5 +1,7 @@
 //! The API calls that several verbs make.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context, Result};
 use harvest_proto::{
     RepositoryRef, Secret, SessionId,
@@ -11,11 +13,28 @@ use harvest_proto::{
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use super::{Client, path_segment};
+use super::{Client, path_segment, with_cursor};
 
 impl Client {
-    pub(crate) async fn sessions(&self) -> Result<Vec<Session>> {
-        self.all("/v1/sessions?limit=200").await
+    /// The newest sessions that match a query string, at most `max`, and whether there are more.
+    pub(crate) async fn sessions(&self, query: &str, max: usize) -> Result<(Vec<Session>, bool)> {
+        let path = format!("/v1/sessions?limit={}&{query}", max.clamp(1, 200));
+        let Page { mut items, mut next_cursor } = self.get::<Page<Session>>(&path).await?;
+        while items.len() < max
+            && let Some(cursor) = next_cursor
+        {
+            let page: Page<Session> = self.get(&with_cursor(&path, &cursor)).await?;
+            items.extend(page.items);
+            next_cursor = page.next_cursor;
+        }
+        let more = next_cursor.is_some() || items.len() > max;
+        items.truncate(max);
+        Ok((items, more))
+    }
+
+    /// The number of sessions in each state.
+    pub(crate) async fn session_counts(&self) -> Result<BTreeMap<String, u64>> {
+        self.get("/v1/sessions/counts").await
     }
 
     pub(crate) async fn session_count(&self, state: SessionState) -> Result<u64> {

@@ -5,7 +5,7 @@ use harvest_proto::api::{DiskSpace, DiskUsage, RetentionReport};
 use serde::Serialize;
 
 use super::retention_report;
-use crate::{Invocation, backend::Backend, cli::units::bytes, printer::table};
+use crate::{Invocation, backend::Backend, cli::units::bytes, table};
 
 #[derive(Debug, Serialize)]
 struct DfDocument {
@@ -23,9 +23,10 @@ pub(crate) async fn run(ctx: &Invocation) -> Result<u8> {
         sessions: retention_report::fetch(ctx).await?,
     };
     ctx.print.result(&document, |document| {
-        let mut text = table(["WHAT", "NUMBER", "SIZE"], totals(document));
+        let mut text = table::plain(["WHAT", "NUMBER", "SIZE"], totals(document));
         if ctx.print.verbose {
-            text += &format!("\n{}", table(["WHAT", "NAME", "SIZE"], items(&document.usage)));
+            text +=
+                &format!("\n{}", table::plain(["WHAT", "NAME…", "SIZE"], items(&document.usage)));
             if let Some(sessions) = &document.sessions {
                 text += &format!("\n{}", retention_report::text(sessions));
             }

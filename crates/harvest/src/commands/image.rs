@@ -6,6 +6,7 @@ use anyhow::Result;
 use harvest_proto::api::{Image, ImageUsage, ImageUsers, Page};
 use serde_json::json;
 
+use super::ls::age;
 use crate::{
     Invocation,
     backend::Backend,
@@ -33,7 +34,7 @@ pub(crate) async fn run(ctx: &Invocation, verb: ImageCommand) -> Result<u8> {
             done(ctx, "Imported", &image, began)?;
         }
         ImageCommand::Ls => {
-            let headings = ["NAME", "ID", "LAYERS", "SIZE", "CREATED"];
+            let headings = ["NAME", "ID", "LAYERS", "SIZE", "AGE"];
             print.list(&list(&backend).await?, headings, row)?;
         }
         ImageCommand::Inspect { name } => {
@@ -139,7 +140,7 @@ fn row(image: &Image) -> [String; 5] {
         image.id.to_string(),
         image.layers.len().to_string(),
         megabytes(image.bytes),
-        image.created_at.to_string(),
+        age(image.created_at),
     ]
 }
 

@@ -4,12 +4,7 @@ use anyhow::Result;
 use harvest_proto::api::{MovePrompt, Prompt};
 use reqwest::Method;
 
-use crate::{
-    Invocation,
-    cli::QueueCommand,
-    render::{first_line, truncate},
-    resolve,
-};
+use crate::{Invocation, cli::QueueCommand, render::first_line, resolve};
 
 pub(crate) async fn run(ctx: &Invocation, verb: &QueueCommand) -> Result<u8> {
     let (QueueCommand::Ls(crate::cli::SessionArg { session })
@@ -18,8 +13,8 @@ pub(crate) async fn run(ctx: &Invocation, verb: &QueueCommand) -> Result<u8> {
     let (client, id) = ctx.session(session).await?;
     match verb {
         QueueCommand::Ls(_) => {
-            let headings = ["ID", "STATUS", "POSITION", "AUTHOR", "TEXT"];
-            ctx.print.list(&client.prompts(&id).await?, headings, row)?;
+            let headings = ["ID", "STATUS", "POSITION", "AUTHOR…", "TEXT…"];
+            ctx.print.list(&in_order(client.prompts(&id).await?), headings, row)?;
         }
         QueueCommand::Rm { prompt, .. } => {
             let prompt = resolve::prompt(&client, &id, prompt).await?;
@@ -48,12 +43,39 @@ pub(crate) async fn run(ctx: &Invocation, verb: &QueueCommand) -> Result<u8> {
     Ok(0)
 }
 
+/// Prompts in the order in which they run: first those that are not queued, oldest first.
+fn in_order(mut prompts: Vec<Prompt>) -> Vec<Prompt> {
+    prompts.sort_by_key(|prompt| (prompt.position, prompt.seq));
+    prompts
+}
+
 fn row(prompt: &Prompt) -> [String; 5] {
     [
         prompt.id.to_string(),
         format!("{:?}", prompt.status).to_lowercase(),
         prompt.position.map_or_else(|| "–".into(), |position| position.to_string()),
         prompt.author.name.clone(),
-        truncate(first_line(&prompt.text), 72),
+        first_line(&prompt.text).to_owned(),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moved_prompts_are_listed_in_running_order() {
+        let prompt = |seq: u64, position: Option<u32>| -> Prompt {
+            let status = if position.is_some() { "queued" } else { "completed" };
+            serde_json::from_value(serde_json::json!({
+                "id": "prm_4kq2aaaaaaaa", "text": "t", "status": status, "position": position,
+                "author": { "name": "You", "email": "you@localhost" }, "turn": null, "seq": seq,
+                "created_at": "1970-01-01T00:00:00.000Z",
+            }))
+            .unwrap()
+        };
+        let listed = [(2, Some(3)), (3, Some(1)), (4, Some(2)), (1, None)];
+        let ordered = in_order(listed.map(|(seq, position)| prompt(seq, position)).to_vec());
+        assert_eq!(ordered.iter().map(|prompt| prompt.seq).collect::<Vec<_>>(), [1, 3, 4, 2]);
+    }
 }

@@ -13,6 +13,7 @@ use harvest_proto::{
 use reqwest::Method;
 use serde_json::json;
 
+use super::ls::age;
 use crate::{
     Invocation,
     cli::RepoCommand,
@@ -55,7 +56,7 @@ pub(crate) async fn run(ctx: &Invocation, verb: RepoCommand) -> Result<u8> {
                 ctx.print.hint("register one with `harvest repo add URL|FOLDER`");
                 return Ok(0);
             }
-            let headings = ["NAME", "BUILT", "COMMIT", "CHECK", "IMAGE", "URL"];
+            let headings = ["NAME", "BUILT", "COMMIT", "CHECK", "IMAGE…", "URL…"];
             ctx.print.list(&repositories, headings, row)?;
         }
         RepoCommand::Rm { name, yes } => {
@@ -169,7 +170,7 @@ fn row(repository: &Repository) -> [String; 6] {
     let check = build.and_then(|build| build.check.as_ref());
     [
         repository.name.to_string(),
-        build.map_or_else(none, |build| build.built_at.to_string()),
+        build.map_or_else(none, |build| age(build.built_at)),
         build.map_or_else(none, |build| short_commit(&build.commit).to_owned()),
         check.map_or_else(none, |check| check.outcome.to_string()),
         repository.image.clone(),

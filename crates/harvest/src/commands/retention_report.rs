@@ -5,10 +5,7 @@ use anyhow::Result;
 use harvest_proto::api::RetentionReport;
 use serde_json::json;
 
-use crate::{
-    Invocation, cli::units::bytes, client::Client, printer::table, render::truncate,
-    sanitize::sanitize_line,
-};
+use crate::{Invocation, cli::units::bytes, client::Client, table};
 
 /// The snapshots that sessions hold; `None` without a server.
 pub(crate) async fn fetch(ctx: &Invocation) -> Result<Option<RetentionReport>> {
@@ -54,8 +51,8 @@ pub(crate) fn text(retained: &RetentionReport) -> String {
             held.snapshots.to_string(),
             held.pinned.to_string(),
             bytes(held.bytes),
-            truncate(&sanitize_line(&held.title), 50),
+            held.title.clone(),
         ]
     };
-    table(["SESSION", "SNAPSHOTS", "PINNED", "SIZE", "TITLE"], items.iter().map(row))
+    table::plain(["SESSION", "SNAPSHOTS", "PINNED", "SIZE", "TITLE…"], items.iter().map(row))
 }

@@ -4,7 +4,7 @@ use anyhow::Result;
 use harvest_proto::api::{Session, SessionRepository, Turn};
 use serde_json::json;
 
-use super::turns;
+use super::{ls::age, turns};
 use crate::{Invocation, cli::SessionArg, render::truncate, sanitize::sanitize, style::Palette};
 
 pub(crate) async fn run(ctx: &Invocation, args: &SessionArg) -> Result<u8> {
@@ -48,8 +48,8 @@ fn text(style: Palette, session: &Session, turns: &[Turn]) -> String {
     add("forked from", session.forked_from.as_ref().map(|from| format!("{from}{turn}")));
     add("variables", Some(session.env.join(" ")).filter(|names| !names.is_empty()));
     add("key", session.key.clone());
-    add("created", Some(session.created_at.to_string()));
-    add("active", Some(session.last_activity.to_string()));
+    add("created", Some(format!("{} ago", age(session.created_at))));
+    add("active", Some(format!("{} ago", age(session.last_activity))));
     for pull_request in
         session.repositories.iter().filter_map(|repository| repository.pull_request.as_ref())
     {

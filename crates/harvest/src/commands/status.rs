@@ -1,5 +1,7 @@
 //! `harvest` without a verb: prints the status in one line and the next useful command.
 
+use std::collections::BTreeMap;
+
 use anyhow::Result;
 use harvest_proto::api::{Repository, Session, SessionState};
 use serde_json::json;
@@ -21,62 +23,63 @@ pub(crate) async fn run(ctx: &Invocation) -> Result<u8> {
         return Ok(0);
     }
     let client = Client::find(&ctx.config)?;
-    let (sessions, repositories) = (client.sessions().await?, client.repositories().await?);
+    let (counts, repositories) = (client.session_counts().await?, client.repositories().await?);
+    let urgent = most_urgent(&client, &counts).await?;
     let document = json!({
         "version": version,
         "server": client.url(),
         "repositories": repositories.len(),
-        "sessions": counts(&sessions).into_iter().map(|(state, count)| (state.to_owned(), count.into()))
-            .collect::<serde_json::Map<_, _>>(),
+        "sessions": counts,
     });
     ctx.print.result(&document, |_| {
-        format!("Harvest {version} at {}: {}\n", client.url(), summary(&sessions, &repositories))
+        format!("Harvest {version} at {}: {}\n", client.url(), summary(&counts, &repositories))
     })?;
-    ctx.print.hint(next(&sessions, &repositories));
+    ctx.print.hint(next(urgent.as_ref(), !counts.is_empty(), &repositories));
     Ok(0)
 }
 
-/// The number of sessions in each state, in lifecycle order.
-fn counts(sessions: &[Session]) -> Vec<(&'static str, usize)> {
-    use SessionState::{Archived, Failed, Idle, NeedsInput, Paused, Queued, Running, Starting};
-    let count =
-        |state: SessionState| sessions.iter().filter(|session| session.state == state).count();
-    let all = [Queued, Starting, Running, NeedsInput, Idle, Paused, Failed, Archived];
-    all.into_iter()
-        .map(|state| (state.as_str(), count(state)))
-        .filter(|(_, count)| *count > 0)
-        .collect()
+/// The newest session that waits for the user, else one that works.
+async fn most_urgent(client: &Client, counts: &Counts) -> Result<Option<Session>> {
+    use SessionState::{NeedsInput, Queued, Running, Starting};
+    let states = [NeedsInput, Running, Starting, Queued].map(SessionState::as_str);
+    let Some(state) = states.into_iter().find(|state| counts.contains_key(*state)) else {
+        return Ok(None);
+    };
+    Ok(client.sessions(&format!("state={state}"), 1).await?.0.pop())
 }
 
-fn summary(sessions: &[Session], repositories: &[Repository]) -> String {
-    let many = |count: usize, one: &str, more: &str| match count {
+/// The number of sessions in each state.
+type Counts = BTreeMap<String, u64>;
+
+fn summary(counts: &Counts, repositories: &[Repository]) -> String {
+    let many = |count: u64, one: &str, more: &str| match count {
         0 => format!("no {more}"),
         1 => format!("1 {one}"),
         _ => format!("{count} {more}"),
     };
-    let states: Vec<String> =
-        counts(sessions).into_iter().map(|(state, count)| format!("{count} {state}")).collect();
+    let count = |state: SessionState| {
+        counts.get(state.as_str()).map(|count| format!("{count} {}", state.as_str()))
+    };
+    let states: Vec<String> = SessionState::ALL.into_iter().filter_map(count).collect();
     let states =
         if states.is_empty() { String::new() } else { format!(" ({})", states.join(", ")) };
-    let repositories = many(repositories.len(), "repository", "repositories");
-    format!("{repositories}, {}{states}", many(sessions.len(), "session", "sessions"))
+    let repositories = many(repositories.len() as u64, "repository", "repositories");
+    format!("{repositories}, {}{states}", many(counts.values().sum(), "session", "sessions"))
 }
 
 /// The next useful command.
-fn next(sessions: &[Session], repositories: &[Repository]) -> String {
-    let newest =
-        |states: &[SessionState]| sessions.iter().find(|session| states.contains(&session.state));
-    if let Some(session) = newest(&[SessionState::NeedsInput]) {
-        return format!("{0} asks a question: `harvest attach {0}` shows it", session.id);
-    }
-    if let Some(session) =
-        newest(&[SessionState::Running, SessionState::Starting, SessionState::Queued])
-    {
-        return format!("`harvest attach {}` follows the running session", session.id);
-    }
-    match (repositories, sessions) {
-        ([], _) => "`harvest repo add URL|FOLDER` registers a repository".into(),
-        ([first, ..], []) => format!("`harvest run -r {} \"PROMPT\"` starts a session", first.name),
+fn next(urgent: Option<&Session>, has_sessions: bool, repositories: &[Repository]) -> String {
+    match (urgent, repositories) {
+        (Some(session), _) if session.state == SessionState::NeedsInput => {
+            format!("{0} asks a question: `harvest attach {0}` shows it", session.id)
+        }
+        (Some(session), _) => {
+            format!("`harvest attach {}` follows the running session", session.id)
+        }
+        (None, []) => "`harvest repo add URL|FOLDER` registers a repository".into(),
+        (None, [first, ..]) if !has_sessions => {
+            format!("`harvest run -r {} \"PROMPT\"` starts a session", first.name)
+        }
         _ => "`harvest ls` lists sessions, `harvest send - \"PROMPT\"` continues the newest".into(),
     }
 }
@@ -100,14 +103,12 @@ mod tests {
 
     #[test]
     fn status_counts_states_and_hints_most_urgent() {
-        let sessions = [session("running"), session("needs_input"), session("running")];
-        assert_eq!(
-            summary(&sessions, &[]),
-            "no repositories, 3 sessions (2 running, 1 needs_input)"
-        );
-        assert!(next(&sessions, &[]).contains("asks a question"));
-        assert!(next(&sessions[..1], &[]).starts_with("`harvest attach ses_4kq2aaaaaaaa`"));
-        assert_eq!(summary(&[], &[]), "no repositories, no sessions");
-        assert!(next(&[], &[]).contains("repo add"));
+        let counts = Counts::from([("needs_input".into(), 1), ("running".into(), 2)]);
+        assert_eq!(summary(&counts, &[]), "no repositories, 3 sessions (2 running, 1 needs_input)");
+        assert!(next(Some(&session("needs_input")), true, &[]).contains("asks a question"));
+        let running = next(Some(&session("running")), true, &[]);
+        assert!(running.starts_with("`harvest attach ses_4kq2aaaaaaaa`"));
+        assert_eq!(summary(&Counts::new(), &[]), "no repositories, no sessions");
+        assert!(next(None, false, &[]).contains("repo add"));
     }
 }

@@ -8,6 +8,7 @@ use harvest_proto::{
 use reqwest::Method;
 use serde_json::json;
 
+use super::ls::age;
 use crate::{
     Invocation,
     cli::{CreateTokenArgs, TokenCommand},
@@ -20,7 +21,7 @@ pub(crate) async fn run(ctx: &Invocation, verb: TokenCommand) -> Result<u8> {
         TokenCommand::Create(args) => create(ctx, &client, args).await?,
         TokenCommand::Ls => {
             let tokens: Vec<api::Token> = client.all("/v1/tokens").await?;
-            ctx.print.list(&tokens, ["NAME", "ROLE", "LAST USED", "USER"], row)?;
+            ctx.print.list(&tokens, ["NAME", "ROLE", "LAST USED", "USER…"], row)?;
             if tokens.iter().all(|token| token.role == Role::Member) {
                 let me: api::Me = client.get("/v1/me").await?;
                 ctx.print.note(format!("Only tokens of {}; admins see all", me.user.email));
@@ -62,7 +63,7 @@ async fn revoke(client: &Client, name: &str) -> Result<()> {
 }
 
 fn row(token: &api::Token) -> [String; 4] {
-    let used = token.last_used.map_or_else(|| "never".to_owned(), |at| at.to_string());
+    let used = token.last_used.map_or_else(|| "never".to_owned(), age);
     let user = format!("{} <{}>", token.user.name, token.user.email);
     [token.name.clone(), token.role.as_str().to_owned(), used, user]
 }

@@ -7,7 +7,7 @@ use crate::{
     Invocation,
     cli::SessionArg,
     printer::{count, human_millis},
-    render::{first_line, truncate},
+    render::first_line,
 };
 
 pub(crate) async fn run(ctx: &Invocation, args: &SessionArg) -> Result<u8> {
@@ -17,7 +17,7 @@ pub(crate) async fn run(ctx: &Invocation, args: &SessionArg) -> Result<u8> {
         ctx.print.note("No turns yet");
         return Ok(0);
     }
-    let headings = ["TURN", "OUTCOME", "TOOK", "CHANGED", "TOKENS", "SNAPSHOT", "PROMPT"];
+    let headings = ["TURN", "OUTCOME", "TOOK", "CHANGED…", "TOKENS", "SNAPSHOT", "PROMPT…"];
     ctx.print.list(&turns, headings, row)?;
     Ok(0)
 }
@@ -54,7 +54,7 @@ fn row(turn: &Turn) -> [String; 7] {
         turn.diff.map_or_else(|| "–".to_owned(), changed),
         if tokens == 0 { "–".to_owned() } else { tokens.to_string() },
         snapshot,
-        truncate(first_line(&turn.text), 60),
+        first_line(&turn.text).to_owned(),
     ]
 }
 

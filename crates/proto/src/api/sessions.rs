@@ -34,6 +34,18 @@ pub enum SessionState {
 }
 
 impl SessionState {
+    /// All states, in lifecycle order.
+    pub const ALL: [Self; 8] = [
+        Self::Queued,
+        Self::Starting,
+        Self::Running,
+        Self::NeedsInput,
+        Self::Idle,
+        Self::Paused,
+        Self::Failed,
+        Self::Archived,
+    ];
+
     /// The state's name in the API.
     #[must_use]
     pub const fn as_str(self) -> &'static str {

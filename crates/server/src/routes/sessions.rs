@@ -1,5 +1,7 @@
 //! `/v1/sessions`: create, list, read and control sessions.
 
+use std::collections::BTreeMap;
+
 use axum::{Json, extract::State, http::StatusCode};
 use harvest_proto::{
     RepositoryRef, SessionId, SnapshotId,
@@ -25,6 +27,7 @@ use crate::{
 pub(super) fn routes() -> Routes<ServerState> {
     routes![
         session_list: Read,
+        session_counts: Read,
         session_create: Create.idempotent(Repeat::One),
         session_get: Read,
         session_delete: Change,
@@ -46,6 +49,8 @@ pub(crate) struct ListQuery {
     cursor: Option<String>,
     limit: Option<u32>,
     state: Option<SessionState>,
+    archived: Option<bool>,
+    id: Option<String>,
     repository: Option<RepositoryRef>,
     q: Option<String>,
     key: Option<String>,
@@ -54,6 +59,8 @@ pub(crate) struct ListQuery {
 /// Lists sessions, newest first.
 #[utoipa::path(get, path = "/v1/sessions", tag = "sessions",
     params(("state" = Option<SessionState>, Query, description = "Only sessions in this state"),
+           ("archived" = Option<bool>, Query, description = "Only archived sessions, or only others"),
+           ("id" = Option<String>, Query, description = "Only sessions whose id begins with this text"),
            ("repository" = Option<String>, Query, description = "Only sessions on this repository: `OWNER/NAME`, or `NAME` if only one has it"),
            ("q" = Option<String>, Query, description = "Only sessions whose title contains this text"),
            ("key" = Option<String>, Query, description = "Only the session with this key"),
@@ -69,17 +76,24 @@ async fn session_list(
     State(state): State<ServerState>,
     Query(query): Query<ListQuery>,
 ) -> JsonResult<Page<Session>> {
-    let ListQuery { cursor, limit, state: shown, repository, q, key } = query;
+    let ListQuery { cursor, limit, state: shown, archived, id, repository, q, key } = query;
     let limit = extract::limit(limit, 50, 200)?;
-    if [&q, &key].into_iter().flatten().any(|text| text.contains('\0')) {
+    if [&q, &key, &id].into_iter().flatten().any(|text| text.contains('\0')) {
         return Err(ApiError::invalid("invalid_query", "the query contains a NUL character"));
     }
     let repository = match repository {
         Some(repository) => Some(state.repositories.resolve(&repository).await?),
         None => None,
     };
-    let filter = SessionFilter { state: shown, repository, title: q, key };
+    let filter = SessionFilter { state: shown, archived, id_prefix: id, repository, title: q, key };
     Ok(Json(state.sessions.find(&filter, cursor.as_deref(), limit).await?))
+}
+
+/// Counts sessions by state. States without sessions are left out.
+#[utoipa::path(get, path = "/v1/sessions/counts", tag = "sessions",
+    responses((status = 200, body = BTreeMap<String, u64>, description = "The number of sessions in each state")))]
+async fn session_counts(State(state): State<ServerState>) -> JsonResult<BTreeMap<String, u64>> {
+    Ok(Json(state.sessions.counts().await?))
 }
 
 /// Creates a session; with a prompt, work starts at once.

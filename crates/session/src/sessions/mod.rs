@@ -12,7 +12,7 @@ mod suspend;
 mod verbs;
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::{Arc, Mutex, MutexGuard},
 };
 
@@ -293,6 +293,15 @@ impl Sessions {
         let items = sessions.map(|record| self.with_current_urls(record.session)).collect();
         let next_cursor = page.next.map(|(at, id)| format!("{}.{id}", at.as_millis()));
         Ok(Page { items, next_cursor })
+    }
+
+    /// The number of sessions in each state; states without sessions are left out.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn counts(&self) -> Result<BTreeMap<String, u64>, SessionError> {
+        let counts = self.shared.store.session_count().await?;
+        Ok(counts.into_iter().map(|(state, count)| (state.as_str().to_owned(), count)).collect())
     }
 
     /// Deletes a session, its sandbox and its snapshots.

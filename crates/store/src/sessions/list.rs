@@ -16,6 +16,10 @@ const PAGE: u32 = 200;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SessionFilter {
     pub state: Option<SessionState>,
+    /// Only archived sessions, or only others.
+    pub archived: Option<bool>,
+    /// Matches ids that begin with this text.
+    pub id_prefix: Option<String>,
     /// Matches sessions with this repository among theirs.
     pub repository: Option<RepositoryName>,
     /// Matches titles that contain this text, ignoring case.
@@ -33,6 +37,11 @@ impl SessionFilter {
             sql += &condition.replace("$?", &format!("${}", texts.len() + 3));
         };
         add(self.state.as_ref().map(to_enum_name), " AND s.state = $?");
+        let compare = |archived| if archived { " AND s.state = $?" } else { " AND s.state <> $?" };
+        let archived = to_enum_name(&SessionState::Archived);
+        add(self.archived.map(|_| archived), compare(self.archived.unwrap_or_default()));
+        let prefix = self.id_prefix.as_ref().map(|prefix| escaped(prefix) + "%");
+        add(prefix, " AND s.id LIKE $? ESCAPE '\\'");
         add(self.key.clone(), " AND s.key = $?");
         let has_repository =
             " AND EXISTS (SELECT 1 FROM checkouts c WHERE c.session = s.id AND c.repository = $?)";
@@ -156,12 +165,17 @@ impl Store {
 
 /// A LIKE pattern for texts that contain this one.
 fn contains(text: &str) -> String {
-    let mut pattern = String::from("%");
+    format!("%{}%", escaped(text))
+}
+
+/// A LIKE pattern for this text.
+fn escaped(text: &str) -> String {
+    let mut pattern = String::new();
     for letter in text.chars() {
         if matches!(letter, '%' | '_' | '\\') {
             pattern.push('\\');
         }
         pattern.push(letter);
     }
-    pattern + "%"
+    pattern
 }

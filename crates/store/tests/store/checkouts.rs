@@ -104,6 +104,13 @@ async fn sessions_are_filtered_by_title_repository_key(test: TestStore) {
         found(SessionFilter { key: Some("k".into()), ..named("o/r") }).await,
         std::slice::from_ref(&id)
     );
+    let prefix = |text: &str| SessionFilter {
+        id_prefix: Some(text.into()),
+        archived: Some(false),
+        ..SessionFilter::default()
+    };
+    assert_eq!(found(prefix(&id.to_string()[..12])).await, std::slice::from_ref(&id));
+    assert!(found(prefix("%")).await.is_empty() && found(prefix("ses\\")).await.is_empty());
     assert_eq!(test.store.session_by_key("k").await.unwrap(), Some(id));
     let again = NewSession { key: Some("k".into()), ..new_session() };
     assert!(

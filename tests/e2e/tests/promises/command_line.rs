@@ -146,3 +146,45 @@ fn copies_name_every_file_left_out() {
     assert!(copied.code == 1 && copied.stderr.contains("source/bad\u{fffd}"), "{copied:?}");
     assert_eq!(offline.line(&["exec", &sandbox, "--", "cat", "/tmp/u/ok"]), "1");
 }
+
+#[tokio::test]
+async fn list_is_one_page_of_newest_sessions() {
+    let host = Host::start().await;
+    let mut ids = Vec::new();
+    for _ in 0..22 {
+        let session = host.post("/v1/sessions", serde_json::json!({ "agent": "scripted" })).await;
+        ids.push(session["id"].as_str().unwrap().to_owned());
+    }
+    let listed = host.harvest(["ls"]);
+    let shown: Vec<&str> =
+        listed.stdout.lines().skip(1).filter_map(|line| line.split(' ').next()).collect();
+    assert_eq!(shown, ids.iter().rev().take(20).collect::<Vec<_>>());
+    assert!(listed.stderr.starts_with("and 2 more\n"), "{listed:?}");
+    assert_eq!(host.harvest(["archive", &ids[0]]).code, 0);
+    let archived = host.harvest(["ls", "-n", "30"]);
+    assert!(!archived.stdout.contains(&ids[0]), "{archived:?}");
+    assert!(archived.stderr.starts_with("and 1 archived\n"), "{archived:?}");
+    let all = host.harvest(["ls", "--all", "--json"]);
+    let all: Vec<serde_json::Value> = serde_json::from_str(&all.stdout).unwrap();
+    assert_eq!(all.len(), 22);
+    let prefix = &ids[3][4..14];
+    let found = host.harvest(["show", prefix]);
+    assert!(found.stdout.contains(&ids[3]), "{found:?}");
+    let wrong = host.harvest(["ls", "-s", "wrong"]);
+    assert!(wrong.code == 2 && wrong.stderr.contains("possible values: queued,"), "{wrong:?}");
+}
+
+#[tokio::test]
+async fn forks_are_distinguishable_in_the_list() {
+    let host = Host::start().await;
+    let prompt = "a title\nscript: [{\"text\": \"done\"}]";
+    let run = ["run", "--agent", "scripted", "--net", "none", prompt];
+    assert_eq!(host.harvest(run).code, 0);
+    let parent = host.harvest(["ls", "--json"]);
+    let parent: serde_json::Value = serde_json::from_str(&parent.stdout).unwrap();
+    let parent = parent[0]["id"].as_str().unwrap();
+    assert_eq!(host.harvest(["fork", "-@1"]).code, 0);
+    let listed = host.harvest(["ls"]);
+    let fork = format!("↳{}@1 a title", &parent[4..8]);
+    assert!(listed.stdout.contains(&fork), "{listed:?}");
+}
