@@ -23,7 +23,7 @@ use door::Door;
 pub use harvest_proto::script::{Script, ScriptError, ScriptRule};
 use ledger::{DoorPolicy, Ledger};
 pub use listener::{DoorHandle, DoorListener, DoorSocket, DoorStream};
-pub use registries::host_registries;
+pub use registries::{host_registries, trusted_names};
 
 /// Settings of all doors.
 #[derive(Debug, Clone)]

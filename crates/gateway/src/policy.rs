@@ -57,6 +57,15 @@ pub(crate) fn normalize(name: &str) -> Option<String> {
     (valid && name.len() <= MAX_NAME_BYTES && !ends_in_a_number(&name)).then_some(name)
 }
 
+/// Normalizes an entry of a policy: a name, or `*.` and a name. `None` when it can match nothing.
+#[must_use]
+pub(crate) fn normalize_entry(entry: &str) -> Option<String> {
+    match entry.strip_prefix("*.") {
+        Some(parent) => normalize(parent).map(|parent| format!("*.{parent}")),
+        None => normalize(entry),
+    }
+}
+
 fn matches(entry: &str, name: &str) -> bool {
     match entry.strip_prefix("*.") {
         Some(parent) => normalize(parent).is_some_and(|parent| is_below(name, &parent)),

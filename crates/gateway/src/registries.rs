@@ -1,20 +1,20 @@
-//! The package registries that this machine is configured to use, as the default list of trusted
-//! names. Nothing is built in: the names come from the configuration of the machine's own tools.
-//! Runs short commands; connects to nothing.
+//! The names that sandboxes with the network policy `trusted` may reach: the defaults of the common
+//! package clients, the registries that this machine's own clients are configured to use, and the
+//! names of the setting `trusted`. Runs short commands; connects to nothing.
 //!
-//! | tool | source |
+//! | tool | source on this machine |
 //! |---|---|
 //! | apt | `sources.list` and `sources.list.d` |
 //! | npm | `npm config get registry` |
-//! | pip | `PIP_INDEX_URL`, `PIP_EXTRA_INDEX_URL`, `pip config list`, else its help |
+//! | pip | `PIP_INDEX_URL`, `PIP_EXTRA_INDEX_URL`, `pip config list` |
 //! | cargo | `config.toml`, and the `config.json` of each index in its home |
 //! | go | `go env GOPROXY GOSUMDB` |
 //!
-//! A registry may serve files from another name that is in no configuration; users of such a
-//! registry add that name to the policy.
+//! Git hosts and model services are never among the names that are found: they have doors of their
+//! own, which check what passes. Only the setting can add one.
 
 use std::{
-    collections::BTreeSet,
+    collections::HashSet,
     env, fs,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -22,24 +22,95 @@ use std::{
     time::{Duration, Instant},
 };
 
+use harvest_proto::api::{AllowedName, NameSource};
+
 use crate::policy;
 
 // Interpreters start slowly on a loaded machine; a tool that takes longer is skipped.
 const TOOL_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Host names of this machine's package registries, sorted. Blocks while the tools run.
+/// The hosts of indexes and files that each package client uses unless configured otherwise.
+/// Hosts where anybody can store any file, such as `storage.googleapis.com`, are left out.
+const BUILT_IN: [(&str, &[&str]); 17] = [
+    ("pip", &["pypi.org", "files.pythonhosted.org"]),
+    ("conda", &["conda.anaconda.org", "repo.anaconda.com"]),
+    ("npm", &["registry.npmjs.org", "registry.yarnpkg.com", "repo.yarnpkg.com", "nodejs.org"]),
+    ("deno", &["jsr.io", "npm.jsr.io"]),
+    ("cargo", &["index.crates.io", "static.crates.io", "crates.io", "static.rust-lang.org"]),
+    ("go", &["proxy.golang.org", "sum.golang.org"]),
+    ("debian", &["deb.debian.org", "security.debian.org"]),
+    ("ubuntu", &["archive.ubuntu.com", "security.ubuntu.com", "ports.ubuntu.com"]),
+    ("alpine", &["dl-cdn.alpinelinux.org"]),
+    ("ruby", &["rubygems.org", "index.rubygems.org"]),
+    ("maven", &["repo.maven.apache.org", "repo1.maven.org"]),
+    ("gradle", &["plugins.gradle.org", "plugins-artifacts.gradle.org", "services.gradle.org"]),
+    ("nuget", &["api.nuget.org"]),
+    ("composer", &["repo.packagist.org", "packagist.org"]),
+    ("hex", &["repo.hex.pm", "hex.pm", "builds.hex.pm"]),
+    ("pub", &["pub.dev"]),
+    ("cran", &["cran.r-project.org", "cloud.r-project.org"]),
+];
+
+/// Git hosts and model services, which a client of this machine may be configured with.
+const NEVER_FOUND: [&str; 11] = [
+    "github.com",
+    "api.github.com",
+    "codeload.github.com",
+    "raw.githubusercontent.com",
+    "gitlab.com",
+    "bitbucket.org",
+    "codeberg.org",
+    "git.sr.ht",
+    "api.anthropic.com",
+    "api.openai.com",
+    "generativelanguage.googleapis.com",
+];
+
+/// The effective list: built-in names, then `host`'s, then those of the setting. A name is listed
+/// once, with its first source.
 #[must_use]
-pub fn host_registries() -> Vec<String> {
-    let tools: [fn() -> String; 5] = [apt, npm, pip, cargo, go];
-    let outputs = thread::scope(|scope| {
-        let running: Vec<_> = tools.into_iter().map(|tool| scope.spawn(tool)).collect();
-        running.into_iter().map(|thread| thread.join().unwrap_or_default()).collect::<Vec<_>>()
+pub fn trusted_names(host: Vec<AllowedName>, configured: &[String]) -> Vec<AllowedName> {
+    let built_in = BUILT_IN.iter().flat_map(|(tool, names)| {
+        names.iter().map(|name| AllowedName {
+            name: (*name).to_owned(),
+            source: NameSource::BuiltIn,
+            tool: Some((*tool).to_owned()),
+        })
     });
-    let hosts: BTreeSet<_> = outputs.iter().flat_map(|text| hosts(text)).collect();
-    hosts.into_iter().collect()
+    let configured = configured.iter().filter_map(|entry| {
+        let name = policy::normalize_entry(entry);
+        if name.is_none() {
+            tracing::warn!(entry, "an entry of the setting `trusted` is not a host name; ignored");
+        }
+        name.map(|name| AllowedName { name, source: NameSource::Config, tool: None })
+    });
+    let mut seen = HashSet::new();
+    let all = built_in.chain(host).chain(configured);
+    all.filter(|allowed| seen.insert(allowed.name.clone())).collect()
 }
 
-/// Hosts of all http and https URLs in a text, without addresses and single labels.
+/// The registries that this machine's package clients are configured to use. Blocks while the
+/// tools run.
+#[must_use]
+pub fn host_registries() -> Vec<AllowedName> {
+    let tools: [(_, fn() -> _); 5] =
+        [("apt", apt), ("npm", npm), ("pip", pip), ("cargo", cargo), ("go", go)];
+    let outputs = thread::scope(|scope| {
+        let running = tools.map(|(tool, read)| (tool, scope.spawn(read)));
+        running.map(|(tool, thread)| (tool, thread.join().unwrap_or_default()))
+    });
+    let found = |(tool, text): (&'static str, String)| {
+        hosts(&text).into_iter().map(move |name| AllowedName {
+            name,
+            source: NameSource::Host,
+            tool: Some(tool.to_owned()),
+        })
+    };
+    outputs.into_iter().flat_map(found).collect()
+}
+
+/// Hosts of all http and https URLs in a text, without addresses, single labels, git hosts and
+/// model services.
 fn hosts(text: &str) -> Vec<String> {
     let separators = |c: char| c.is_whitespace() || "\"'`,()[]<>|".contains(c);
     text.split(separators)
@@ -50,7 +121,7 @@ fn hosts(text: &str) -> Vec<String> {
             let host = authority.rsplit('@').next().unwrap_or(authority);
             policy::normalize(host.split(':').next().unwrap_or(host))
         })
-        .filter(|name| name.contains('.'))
+        .filter(|name| name.contains('.') && !NEVER_FOUND.contains(&name.as_str()))
         .collect()
 }
 
@@ -67,21 +138,12 @@ fn npm() -> String {
 
 fn pip() -> String {
     let set = |name| env::var(name).unwrap_or_default();
-    let configured = format!(
+    format!(
         "{}\n{}\n{}",
         set("PIP_INDEX_URL"),
         set("PIP_EXTRA_INDEX_URL"),
         index_lines(&run("pip", &["config", "list"]))
-    );
-    if !hosts(&configured).is_empty() {
-        return configured;
-    }
-    // The default is only documented in the help of the option that changes it.
-    let help = run("pip", &["install", "--help"]);
-    let Some((_, option)) = help.split_once("--index-url <url>") else { return String::new() };
-    option.split_once("(default").map_or_else(String::new, |(_, default)| {
-        default.split(')').next().unwrap_or_default().to_owned()
-    })
+    )
 }
 
 fn index_lines(list: &str) -> String {
@@ -186,8 +248,53 @@ mod tests {
 
     #[test]
     fn registries_of_this_machine_are_valid_names() {
-        for host in host_registries() {
-            assert_eq!(policy::normalize(&host), Some(host.clone()));
+        for AllowedName { name, .. } in host_registries() {
+            assert_eq!(policy::normalize(&name), Some(name.clone()));
         }
+    }
+
+    #[test]
+    fn index_and_file_hosts_are_built_in() {
+        let names: Vec<_> = trusted_names(vec![], &[]).into_iter().map(|one| one.name).collect();
+        for name in [
+            "pypi.org",
+            "files.pythonhosted.org",
+            "registry.npmjs.org",
+            "index.crates.io",
+            "static.crates.io",
+            "proxy.golang.org",
+            "deb.debian.org",
+        ] {
+            assert!(names.iter().any(|known| known == name), "{name}");
+        }
+        for name in names {
+            assert_eq!(policy::normalize(&name), Some(name.clone()));
+            assert!(!NEVER_FOUND.contains(&name.as_str()), "{name}");
+        }
+    }
+
+    #[test]
+    fn setting_adds_names_and_repeats_none() {
+        let mirror = AllowedName {
+            name: "mirror.example.org".to_owned(),
+            source: NameSource::Host,
+            tool: Some("pip".to_owned()),
+        };
+        let setting = ["*.Corp.example", "pypi.org", "*", "10.0.0.1", "mirror.example.org"];
+        let all = trusted_names(vec![mirror.clone()], &setting.map(str::to_owned));
+        let added: Vec<_> = all.iter().filter(|one| one.source != NameSource::BuiltIn).collect();
+        let corp = AllowedName {
+            name: "*.corp.example".to_owned(),
+            source: NameSource::Config,
+            tool: None,
+        };
+        assert_eq!(added, [&mirror, &corp]);
+    }
+
+    #[test]
+    fn git_and_model_hosts_are_never_found() {
+        let text = "registry = \"https://github.com/rust-lang/crates.io-index\" https://GitLab.com/x \
+                    https://npm.pkg.github.com/ https://api.anthropic.com/";
+        assert_eq!(hosts(text), ["npm.pkg.github.com"]);
     }
 }

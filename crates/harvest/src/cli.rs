@@ -163,6 +163,9 @@ pub(crate) enum Command {
     /// Store secrets that only the gateway uses
     #[command(subcommand)]
     Secret(SecretCommand),
+    /// Show which names sandboxes may connect to
+    #[command(subcommand)]
+    Net(NetCommand),
     /// Manage access tokens
     #[command(subcommand)]
     Token(TokenCommand),
@@ -289,6 +292,18 @@ pub(crate) enum SecretCommand {
     Rm {
         /// The secret's name
         name: String,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum NetCommand {
+    /// List the names sandboxes may connect to, and where each name comes from
+    Ls {
+        /// The session: an id, an id prefix, or `-` for the newest [default: new sessions]
+        session: Option<String>,
+        /// The repository whose builds are meant: OWNER/NAME, or NAME if only one has it
+        #[arg(short, long, value_name = "REPOSITORY", conflicts_with = "session")]
+        repository: Option<RepositoryRef>,
     },
 }
 

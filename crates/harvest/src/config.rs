@@ -45,8 +45,8 @@ pub(crate) struct Config {
     /// The log filter, in `tracing` syntax.
     pub(crate) log: String,
     pub(crate) log_format: LogFormat,
-    /// Host names that `trusted` sandboxes may reach; this host's package registries when absent.
-    pub(crate) trusted: Option<Vec<String>>,
+    /// Host names that `trusted` sandboxes may reach besides package registries.
+    pub(crate) trusted: Vec<String>,
     pub(crate) image: String,
     /// The name of the first token's user, who authors commits.
     pub(crate) author_name: Option<String>,
@@ -137,7 +137,7 @@ impl Config {
             max_connections: file.max_connections.expect(HAS_DEFAULT),
             log: file.log.expect(HAS_DEFAULT),
             log_format: file.log_format.expect(HAS_DEFAULT),
-            trusted: file.trusted.map(|names| names.0),
+            trusted: file.trusted.unwrap_or_default().0,
             image: file.image.expect(HAS_DEFAULT),
             author_name: file.author_name,
             author_email: file.author_email,

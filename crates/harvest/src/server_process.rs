@@ -14,10 +14,12 @@ use std::{
 use anyhow::{Context, Result, bail};
 use harvest_engine::{Engine, Thresholds};
 use harvest_forge::LocalForge;
-use harvest_gateway::{Gateway, GatewayConfig, ScriptRule, vault::Vault};
+use harvest_gateway::{
+    Gateway, GatewayConfig, ScriptRule, host_registries, trusted_names, vault::Vault,
+};
 use harvest_proto::{
     Secret,
-    api::{Role, SandboxLimits},
+    api::{AllowedName, Role, SandboxLimits},
     bridge::Author,
 };
 use harvest_providers::Local;
@@ -60,6 +62,9 @@ pub(crate) struct ServerOptions {
     pub(crate) hosts: Vec<String>,
     /// The scripted model's responses to prompts that contain no script.
     pub(crate) script: Vec<ScriptRule>,
+    /// Whether sandboxes may reach the registries of this host's package clients. Finding them
+    /// takes seconds.
+    pub(crate) host_registries: bool,
 }
 
 /// What happens to running sandboxes when the server stops.
@@ -102,7 +107,7 @@ impl RunningServer {
         let store = database::open(&config).await?;
         let forge = LocalForge::open(home.join("forge"), &format!("{url}/forge"))
             .context("cannot open the forge")?;
-        let parts = open_parts(&config, options.script, engine.clone(), &store, &forge).await?;
+        let parts = open_parts(&config, &options, engine.clone(), &store, &forge).await?;
         let sessions = parts.sessions.clone();
         let (token, token_is_new) = ensure_token(&config, &parts.accounts).await?;
         let shutdown = CancellationToken::new();
@@ -271,7 +276,7 @@ fn gateway_config(config: &Config, script_rules: Vec<ScriptRule>) -> GatewayConf
 
 async fn open_parts(
     config: &Config,
-    script: Vec<ScriptRule>,
+    options: &ServerOptions,
     engine: Engine,
     store: &Store,
     forge: &LocalForge,
@@ -282,18 +287,7 @@ async fn open_parts(
         store.server_lease(SystemTime::now().into()).await.context("cannot take over the store")?;
     let books = StoreLedger::new(store.clone(), lease, Arc::clone(&vault), config.budget_tokens)
         .with_environment(environment_secrets());
-    let gateway = Gateway::new(Arc::new(books), gateway_config(config, script));
-    // Querying the host's package tools takes seconds; only sessions that need the list wait for
-    // it.
-    let trusted = config.trusted.clone();
-    let trusted = async move {
-        match trusted {
-            Some(names) => names,
-            None => tokio::task::spawn_blocking(harvest_gateway::host_registries)
-                .await
-                .unwrap_or_default(),
-        }
-    };
+    let gateway = Gateway::new(Arc::new(books), gateway_config(config, options.script.clone()));
     let dependencies = Dependencies {
         store: store.clone(),
         lease,
@@ -311,9 +305,25 @@ async fn open_parts(
             budget_tokens: config.budget_tokens,
         },
     };
-    ServerParts::open_with_trusted(dependencies, trusted)
+    ServerParts::open_with_trusted(dependencies, trusted(config, options.host_registries))
         .await
         .context("cannot recover the sessions")
+}
+
+/// The names `trusted` sandboxes may reach. Querying the host's package tools takes seconds; only
+/// sessions that need the list wait for it.
+fn trusted(
+    config: &Config,
+    from_host: bool,
+) -> impl Future<Output = Vec<AllowedName>> + Send + 'static {
+    let configured = config.trusted.clone();
+    async move {
+        let host = match from_host {
+            true => tokio::task::spawn_blocking(host_registries).await.unwrap_or_default(),
+            false => Vec::new(),
+        };
+        trusted_names(host, &configured)
+    }
 }
 
 /// The token in the home's file, or a new first token. The flag tells whether it is new.

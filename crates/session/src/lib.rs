@@ -49,7 +49,7 @@ pub use harvest_gateway::{DoorListener, DoorSocket, DoorStream};
 pub use harvest_store::{Claim, Lease, SessionFilter, Store, StoreError};
 pub use ledger::StoreLedger;
 pub use metrics::{Histogram, MetricCounts};
-pub use repositories::Repositories;
+pub use repositories::{BUILD_POLICY, Repositories};
 pub use retention::Retention;
 pub use sandboxes::{Limits, Sandboxes};
 pub use server_parts::{Config, Dependencies, ServerParts};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use futures_util::FutureExt;
 use harvest_gateway::vault::Vault;
-use harvest_proto::api::SandboxLimits;
+use harvest_proto::api::{AllowedName, SandboxLimits};
 use harvest_store::{Lease, Store};
 use tokio::sync::Notify;
 
@@ -37,7 +37,7 @@ pub struct Config {
     /// The default image of repositories.
     pub image: String,
     /// The names `trusted` sandboxes may reach.
-    pub trusted: Vec<String>,
+    pub trusted: Vec<AllowedName>,
     /// The token budget of a session, input and output; beyond it model calls are refused.
     pub budget_tokens: Option<u64>,
 }
@@ -97,7 +97,7 @@ impl ServerParts {
     /// As [`ServerParts::open`].
     pub async fn open_with_trusted(
         dependencies: Dependencies,
-        trusted: impl Future<Output = Vec<String>> + Send + 'static,
+        trusted: impl Future<Output = Vec<AllowedName>> + Send + 'static,
     ) -> Result<Self, SessionError> {
         let tasks = Tasks::default();
         let vault = Arc::clone(&dependencies.vault);

@@ -18,6 +18,7 @@ mod help;
 mod image;
 mod logs;
 mod ls;
+mod net;
 mod pause;
 mod pr;
 mod queue;
@@ -92,6 +93,7 @@ pub(crate) async fn run(ctx: &Invocation, command: Option<Command>) -> Result<u8
         Command::Pr(verb) => pr::run(ctx, &verb).await,
         Command::Repo(verb) => repo::run(ctx, verb).await,
         Command::Secret(verb) => secret::run(ctx, &verb).await,
+        Command::Net(verb) => net::run(ctx, &verb).await,
         Command::Token(verb) => token::run(ctx, verb).await,
         Command::Api(args) => api::run(ctx, args).await,
         Command::Completion(_) | Command::Help(_) | Command::Version => {

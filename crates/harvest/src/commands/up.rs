@@ -27,6 +27,7 @@ pub(crate) async fn run(ctx: &Invocation, args: UpArgs) -> Result<u8> {
         listen: args.listen.unwrap_or(config.listen),
         hosts: config.hosts.iter().cloned().chain(args.hosts).collect(),
         script: vec![],
+        host_registries: true,
     };
     if !options.listen.ip().is_loopback() {
         ctx.print.note(format!("warning: other machines can reach {}", options.listen));

@@ -90,8 +90,10 @@ table! {
             "The filter of the log on stderr, such as `info` or `harvest_session=debug`";
         log_format: LogFormat, "`text` or `json`", "`text`",
             "The format of the log; `json` is one object per line";
-        trusted: List, "list of names", "this host's package registries",
-            "Host names a sandbox with the network policy `trusted` may reach";
+        trusted: List, "list of names", "none",
+            "Host names that sandboxes with the network policy `trusted` may reach besides package \
+             registries; `*.example.org` is every name below `example.org`. `harvest net ls` prints \
+             the whole list";
         image: String, "name", "`claude`",
             "The image sandboxes start from";
         author_name: String, "text", "git's own `user.name`, else `You`",

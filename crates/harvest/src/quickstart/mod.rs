@@ -27,10 +27,14 @@ const INTERRUPTED: u8 = 130;
 pub(crate) async fn run(ctx: &Invocation, keep: bool) -> Result<u8> {
     let home = ctx.config.home.join("quickstart");
     clean(ctx, &home)?;
-    // The sample needs no packages, so no host is trusted. The demo uses its own database.
-    let config = Config { trusted: Some(vec![]), database: None, ..ctx.config.at(&home) };
-    let options =
-        server_process::ServerOptions { listen: free_port(), hosts: vec![], script: rules()? };
+    // The demo uses its own database.
+    let config = Config { database: None, ..ctx.config.at(&home) };
+    let options = server_process::ServerOptions {
+        listen: free_port(),
+        hosts: vec![],
+        script: rules()?,
+        host_registries: false,
+    };
     let server = RunningServer::start(&config, options).await.context("cannot start the server")?;
     let mut code = 0;
     let result = tokio::select! {

@@ -6,6 +6,7 @@ mod disks;
 mod doctor;
 mod exec;
 mod images;
+mod network;
 mod prompts;
 mod repositories;
 mod retention;
@@ -27,6 +28,7 @@ pub use exec::{ExecLine, ExecRequest, Language};
 pub use images::{
     CreateImage, Image, ImageConfig, ImageLayer, ImageLine, ImageSource, ImageUsage, ImageUsers,
 };
+pub use network::{AllowedName, NameSource, NetworkRules};
 pub use prompts::{CreatePrompt, MovePrompt, Prompt, PromptStatus, Turn};
 pub use repositories::{
     AddRepository, Build, BuildLine, CheckOutcome, Evidence, PullRequest, PullRequestState,

@@ -6,6 +6,7 @@ mod events;
 mod exec;
 mod files;
 mod health;
+mod network;
 mod prompts;
 mod pty;
 mod pull_requests;
@@ -45,6 +46,7 @@ pub(crate) fn routes() -> Routes<ServerState> {
         pty::routes(),
         pull_requests::routes(),
         repositories::routes(),
+        network::routes(),
         secrets::routes(),
         tokens::routes(),
         health::routes(),

@@ -111,7 +111,7 @@ async fn repository_build(
 }
 
 /// A name that cannot exist is not found, like any other unknown name.
-fn named(owner: &str, name: &str) -> Result<RepositoryName, ApiError> {
+pub(super) fn named(owner: &str, name: &str) -> Result<RepositoryName, ApiError> {
     RepositoryName::new(owner, name).map_err(|invalid| {
         ApiError::new(StatusCode::NOT_FOUND, "not_found", invalid.to_string())
             .hint("`harvest repo ls` lists repositories")

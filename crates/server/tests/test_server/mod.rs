@@ -6,7 +6,10 @@ mod stubs;
 use std::{net::SocketAddr, path::Path, sync::Arc};
 
 use harvest_gateway::vault::Vault;
-use harvest_proto::{api::Role, bridge::Author};
+use harvest_proto::{
+    api::{AllowedName, NameSource, Role},
+    bridge::Author,
+};
 use harvest_providers::{Fake, fake::FakeOp};
 use harvest_server::{Limits, ServerState};
 use harvest_session::{Claim, Config, Dependencies, ServerParts, Sessions, Store};
@@ -291,6 +294,11 @@ impl TestServer {
 async fn server_parts(folder: &Path, fake: Fake) -> ServerParts {
     let store = Store::open(&folder.join("harvest.db")).await.unwrap();
     let lease = store.server_lease(std::time::SystemTime::now().into()).await.unwrap();
+    let packages = AllowedName {
+        name: "packages.example.org".to_owned(),
+        source: NameSource::Config,
+        tool: None,
+    };
     ServerParts::open(Dependencies {
         store,
         lease,
@@ -298,7 +306,7 @@ async fn server_parts(folder: &Path, fake: Fake) -> ServerParts {
         doors: Arc::new(Stubs),
         forge: Arc::new(Stubs),
         vault: Arc::new(Vault::open(&folder.join("vault.key")).unwrap()),
-        config: Config::default(),
+        config: Config { trusted: vec![packages], ..Config::default() },
     })
     .await
     .unwrap()

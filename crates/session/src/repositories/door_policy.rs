@@ -2,13 +2,16 @@
 
 use futures_util::future::BoxFuture;
 use harvest_gateway::ledger::{DoorPolicy, GitAccess, ResolvedPolicy};
-use harvest_proto::{BranchName, ModelRef, NetworkPolicy, SessionId, Upstream, api::Repository};
+use harvest_proto::{
+    BranchName, ModelRef, NetworkPolicy, SessionId, Upstream,
+    api::{AllowedName, NetworkRules, Repository},
+};
 use harvest_store::SessionRecord;
 
 use super::Repositories;
 
 /// The names `trusted` sandboxes may reach, once they are known.
-pub(crate) type Trusted = futures_util::future::Shared<BoxFuture<'static, Vec<String>>>;
+pub(crate) type Trusted = futures_util::future::Shared<BoxFuture<'static, Vec<AllowedName>>>;
 
 impl Repositories {
     /// The pass of a sandbox. Without a branch it may only read. With the `trusted` policy this
@@ -20,7 +23,8 @@ impl Repositories {
             network: match spec.network {
                 NetworkPolicy::None => ResolvedPolicy::None,
                 NetworkPolicy::Trusted => {
-                    ResolvedPolicy::Trusted(self.shared.trusted.clone().await)
+                    let names = self.shared.trusted.clone().await;
+                    ResolvedPolicy::Trusted(names.into_iter().map(|one| one.name).collect())
                 }
             },
             upstream: spec.upstream,
@@ -40,6 +44,16 @@ impl Repositories {
             secret: repository.secret.clone(),
             branch,
         }
+    }
+
+    /// The names that a sandbox with this policy may connect to. With `trusted` this waits until
+    /// they are known.
+    pub async fn network_rules(&self, policy: NetworkPolicy) -> NetworkRules {
+        let names = match policy {
+            NetworkPolicy::None => Vec::new(),
+            NetworkPolicy::Trusted => self.shared.trusted.clone().await,
+        };
+        NetworkRules { policy, names }
     }
 }
 

@@ -35,6 +35,9 @@ use crate::{
 pub(crate) use door_policy::{PassSpec, Trusted};
 pub(crate) use evidence::describe_failures;
 
+/// The network policy of builds.
+pub const BUILD_POLICY: NetworkPolicy = NetworkPolicy::Trusted;
+
 /// The repositories of one server. Cheap to clone.
 #[derive(Clone)]
 pub struct Repositories {
@@ -298,7 +301,7 @@ async fn build(
     let order = PassSpec {
         // Not a real session: traffic through this door only appears in the log.
         session: SessionId::random(),
-        network: NetworkPolicy::Trusted,
+        network: BUILD_POLICY,
         upstream: Upstream::Scripted,
         branch: None,
     };

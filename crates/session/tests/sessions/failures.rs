@@ -1,6 +1,7 @@
 //! Failures around sessions: an unwritable store, concurrent requests, shutdown in the middle of
 //! work.
 
+use harvest_proto::api::{AllowedName, NameSource};
 use sqlx::{AssertSqlSafe, Connection, SqliteConnection};
 
 use super::*;
@@ -162,7 +163,9 @@ async fn only_trusted_doors_wait_for_trusted_names() {
     let deleted = harness.session(&sessions, Some("hold")).await.id;
     until(&sessions, &deleted, started).await;
     sessions.delete(&deleted).await.unwrap();
-    sender.send(vec!["packages.example.org".to_owned()]).unwrap();
+    let name = "packages.example.org".to_owned();
+    let (source, tool) = (NameSource::Config, None);
+    sender.send(vec![AllowedName { name, source, tool }]).unwrap();
     removal::eventually("the door to be opened", || harness.doors.0.lock().unwrap().len() == 2)
         .await;
     let passes = harness.doors.0.lock().unwrap().clone();

@@ -16,6 +16,7 @@ mod freeze_pause_restore;
 mod history;
 mod inputs;
 mod many_sessions;
+mod names_and_addresses;
 mod network;
 mod prompt_to_pull_request;
 mod quickstart;
