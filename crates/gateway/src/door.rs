@@ -20,10 +20,14 @@ const MAX_REFUSALS: usize = 64;
 // Two requests of maximum size, or hundreds of usual ones, at a time; further requests wait.
 const BODY_MEMORY_KIB: usize = 64 * 1024;
 
+/// Receives the events of a door that belongs to no session, in place of the ledger.
+pub type DoorObserver = Box<dyn Fn(EventBody) + Send + Sync>;
+
 /// State shared by the connections of a door.
 pub(crate) struct Door {
     pub(crate) shared: Arc<Shared>,
     pub(crate) policy: DoorPolicy,
+    observer: Option<DoorObserver>,
     /// Cancelled when the door closes.
     pub(crate) closed: CancellationToken,
     refusals: Mutex<Refusals>,
@@ -32,22 +36,34 @@ pub(crate) struct Door {
 }
 
 impl Door {
-    pub(crate) fn new(shared: Arc<Shared>, policy: DoorPolicy) -> Self {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        policy: DoorPolicy,
+        observer: Option<DoorObserver>,
+    ) -> Self {
         Self {
             shared,
             policy,
+            observer,
             closed: CancellationToken::new(),
             refusals: Mutex::default(),
             body_memory_kib: Arc::new(Semaphore::new(BODY_MEMORY_KIB)),
         }
     }
 
+    /// Records an event of this door.
+    pub(crate) async fn log(&self, event: EventBody) {
+        match &self.observer {
+            Some(observer) => observer(event),
+            None => self.shared.ledger.log(&self.policy.session, event).await,
+        }
+    }
+
     /// Logs a refused connection or look-up, rate-limited.
-    pub(crate) async fn log_refusal(&self, name: &str, reason: &str) {
+    pub(crate) async fn log_refusal(&self, name: &str, reason: &str, hint: Option<String>) {
         let name: String = name.chars().filter(|c| !c.is_control()).take(253).collect();
         if self.refusals().admit_name(&name, Instant::now()) {
-            let event = EventBody::EgressRefused { name, reason: reason.to_owned() };
-            self.shared.ledger.log(&self.policy.session, event).await;
+            self.log(EventBody::EgressRefused { name, reason: reason.to_owned(), hint }).await;
         }
     }
 
@@ -55,8 +71,7 @@ impl Door {
     pub(crate) async fn log_refused_push(&self, repository: &RepositoryName, reason: &str) {
         if self.refusals().admit_push(Instant::now()) {
             let reason = reason.chars().take(500).collect();
-            let event = EventBody::PushRefused { repository: repository.clone(), reason };
-            self.shared.ledger.log(&self.policy.session, event).await;
+            self.log(EventBody::PushRefused { repository: repository.clone(), reason }).await;
         }
     }
 

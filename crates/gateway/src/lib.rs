@@ -20,6 +20,7 @@ pub mod vault;
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 
 use door::Door;
+pub use door::DoorObserver;
 pub use harvest_proto::script::{Script, ScriptError, ScriptRule};
 use ledger::{DoorPolicy, Ledger};
 pub use listener::{DoorHandle, DoorListener, DoorSocket, DoorStream};
@@ -72,9 +73,14 @@ impl Gateway {
         Self { shared: Arc::new(Shared { ledger, config, clients, failures }) }
     }
 
-    /// Opens a sandbox's door: serves its connections until the handle is dropped. Must be called
-    /// within a tokio runtime.
-    pub fn open(&self, listener: Box<dyn DoorListener>, policy: DoorPolicy) -> DoorHandle {
-        DoorHandle::open(Door::new(Arc::clone(&self.shared), policy), listener)
+    /// Opens a sandbox's door: serves its connections until the handle is dropped. Its events go
+    /// to the observer if there is one, else to the ledger. Must be called within a tokio runtime.
+    pub fn open(
+        &self,
+        listener: Box<dyn DoorListener>,
+        policy: DoorPolicy,
+        observer: Option<DoorObserver>,
+    ) -> DoorHandle {
+        DoorHandle::open(Door::new(Arc::clone(&self.shared), policy, observer), listener)
     }
 }

@@ -168,7 +168,7 @@ async fn serve(door: Arc<Door>, mut stream: Stream) {
                 DoorReply::Open
             } else {
                 let reason = network.refusal();
-                door.log_refusal(&name, &reason).await;
+                door.log_refusal(&name, &reason, network.hint(&name)).await;
                 refused(&reason)
             };
             // The sandbox may have closed the connection.
@@ -190,23 +190,23 @@ async fn connect(door: Arc<Door>, mut stream: Stream, name: &str, port: u16) {
         };
     }
     let network = &door.policy.network;
-    let opened = match policy::allows(network, name, port) {
-        true => egress::connect(&door.shared.config, name, port).await,
+    let (opened, hint) = match policy::allows(network, name, port) {
+        true => (egress::connect(&door.shared.config, name, port).await, None),
         false if policy::allows_name(network, name) => {
-            Err(format!("port {port} is not allowed, only 80 and 443").into())
+            (Err(format!("port {port} is not allowed, only 80 and 443").into()), None)
         }
-        false => Err(network.refusal().into()),
+        false => (Err(network.refusal().into()), network.hint(name)),
     };
     match opened {
         Ok(upstream) => {
             if stream.write_all(&line(&DoorReply::Open)).await.is_ok()
                 && let Err(reason) = egress::forward(stream, upstream, name, port).await
             {
-                door.log_refusal(name, &reason).await;
+                door.log_refusal(name, &reason, None).await;
             }
         }
         Err(reason) => {
-            door.log_refusal(name, &reason).await;
+            door.log_refusal(name, &reason, hint).await;
             // The sandbox may have closed the connection.
             let _ = stream.write_all(&line(&refused(&reason))).await;
         }

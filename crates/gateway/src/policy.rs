@@ -45,6 +45,20 @@ impl ResolvedPolicy {
         };
         format!("not allowed by this session's network policy (`{name}`)")
     }
+
+    /// How to allow a name that this policy refuses; `None` for what is not a host name.
+    pub(crate) fn hint(&self, name: &str) -> Option<String> {
+        let name = normalize(name).filter(|name| name.contains('.'))?;
+        Some(match self {
+            Self::None => "a session started with `--net trusted` can reach the names that \
+                           `harvest net ls` prints"
+                .to_owned(),
+            Self::Trusted(_) => format!(
+                "to allow it, add \"{name}\" to the key `trusted` in harvest.toml and restart the \
+                 server; `harvest net ls` prints what is allowed"
+            ),
+        })
+    }
 }
 
 /// Normalizes a host name for comparison: lower case, ASCII, no trailing dot. `None` when the text
@@ -173,6 +187,16 @@ mod tests {
             &trusted(&["*.internal", "git.harvest.internal"]),
             "git.harvest.internal"
         ));
+    }
+
+    #[test]
+    fn hint_says_how_to_allow_a_name() {
+        let hint = trusted(&[]).hint("GitHub.com.").unwrap();
+        assert!(hint.contains("add \"github.com\" to the key `trusted`"), "{hint}");
+        assert!(ResolvedPolicy::None.hint("github.com").unwrap().contains("--net trusted"));
+        for nothing in ["127.0.0.1", "x\" = 1", "printer", ""] {
+            assert_eq!(trusted(&[]).hint(nothing), None, "{nothing}");
+        }
     }
 
     #[test]

@@ -227,8 +227,8 @@ fn default_lines(body: &EventBody, width: usize) -> Vec<String> {
             with_tail(format!("The agent {}; {next}", describe_agent_exit(*exit)), tail)
         }
         EventBody::Restored { detail, .. } => vec![format!("Restored: {detail}")],
-        EventBody::EgressRefused { name, reason } => {
-            vec![format!("Refused a connection to {name}: {reason}")]
+        EventBody::EgressRefused { name, reason, hint } => {
+            refused_connection(name, reason, hint.as_deref())
         }
         EventBody::Pushed { repository, branch, commit } => {
             vec![format!("Pushed {branch} at {} to {repository}", short_commit(commit))]
@@ -239,6 +239,12 @@ fn default_lines(body: &EventBody, width: usize) -> Vec<String> {
         EventBody::Warning { message } => vec![format!("warning: {message}")],
         _ => vec![],
     }
+}
+
+/// A connection that the network policy refused, and how to allow it.
+pub(crate) fn refused_connection(name: &str, reason: &str, hint: Option<&str>) -> Vec<String> {
+    let refused = format!("Refused a connection to {name}: {reason}");
+    std::iter::once(refused).chain(hint.map(|hint| format!("  {hint}"))).collect()
 }
 
 /// Lines that only `--verbose` shows.

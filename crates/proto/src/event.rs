@@ -228,6 +228,9 @@ pub enum EventBody {
         name: String,
         /// Why it was refused.
         reason: String,
+        /// How to allow it, if it can be allowed.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        hint: Option<String>,
     },
     /// The agent pushed a branch.
     Pushed {

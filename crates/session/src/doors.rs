@@ -4,7 +4,7 @@ use std::any::Any;
 
 use async_trait::async_trait;
 use harvest_gateway::{
-    DoorListener, Gateway,
+    DoorListener, DoorObserver, Gateway,
     ledger::{DoorPolicy, GitAccess},
 };
 use harvest_proto::BranchName;
@@ -12,8 +12,14 @@ use harvest_proto::BranchName;
 /// Opens doors for sandboxes, and looks at git remotes as they do.
 #[async_trait]
 pub trait Doors: Send + Sync {
-    /// Serves one sandbox's door until the returned guard is dropped.
-    fn open(&self, listener: Box<dyn DoorListener>, policy: DoorPolicy) -> Box<dyn Any + Send>;
+    /// Serves one sandbox's door until the returned guard is dropped. An observer receives the
+    /// door's events in place of the session in the policy.
+    fn open(
+        &self,
+        listener: Box<dyn DoorListener>,
+        policy: DoorPolicy,
+        observer: Option<DoorObserver>,
+    ) -> Box<dyn Any + Send>;
 
     /// Checks that a URL is the remote of a git repository. The error is a sentence.
     async fn check_remote(&self, _access: &GitAccess) -> Result<(), String> {
@@ -28,8 +34,13 @@ pub trait Doors: Send + Sync {
 
 #[async_trait]
 impl Doors for Gateway {
-    fn open(&self, listener: Box<dyn DoorListener>, policy: DoorPolicy) -> Box<dyn Any + Send> {
-        Box::new(Self::open(self, listener, policy))
+    fn open(
+        &self,
+        listener: Box<dyn DoorListener>,
+        policy: DoorPolicy,
+        observer: Option<DoorObserver>,
+    ) -> Box<dyn Any + Send> {
+        Box::new(Self::open(self, listener, policy, observer))
     }
 
     async fn check_remote(&self, access: &GitAccess) -> Result<(), String> {

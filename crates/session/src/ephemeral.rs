@@ -3,7 +3,7 @@
 
 use std::{any::Any, collections::BTreeMap, sync::Arc, time::Duration};
 
-use harvest_gateway::ledger::DoorPolicy;
+use harvest_gateway::{DoorObserver, ledger::DoorPolicy};
 use harvest_proto::{
     BranchName, EventBody, RepositoryName, SandboxId, SessionId, SnapshotId,
     bridge::{Boot, BootStart, BridgeRole, Checkout, ToSupervisor},
@@ -36,6 +36,13 @@ impl From<BridgeError> for EphemeralError {
     }
 }
 
+/// The door of a sandbox that belongs to no session. Events go to the observer if there is one,
+/// else to the session in the policy.
+pub(crate) struct EphemeralDoor {
+    pub(crate) policy: DoorPolicy,
+    pub(crate) observer: Option<DoorObserver>,
+}
+
 /// A sandbox that belongs to no session. Removed when dropped.
 pub(crate) struct EphemeralSandbox {
     shared: Arc<SandboxContext>,
@@ -46,19 +53,20 @@ pub(crate) struct EphemeralSandbox {
 }
 
 impl EphemeralSandbox {
-    /// Starts a sandbox and opens its bridge. Without a policy it has no network.
+    /// Starts a sandbox and opens its bridge. Without a door it has no network.
     pub(crate) async fn start(
         shared: &Arc<SandboxContext>,
         sandbox: SandboxId,
         from: StartFrom,
-        policy: Option<DoorPolicy>,
+        door: Option<EphemeralDoor>,
     ) -> Result<Self, EphemeralError> {
         // No state volume: content that sessions leave there must not end up in an image.
         let spec = SandboxSpec::of_session(sandbox.clone(), from, shared.resources);
         let (guard, _, stream) = shared.service.create_ephemeral(spec, None).await?;
-        let door = match policy {
-            Some(policy) => {
-                Some(shared.doors.open(shared.provider.listen(&sandbox).await?, policy))
+        let door = match door {
+            Some(EphemeralDoor { policy, observer }) => {
+                let listener = shared.provider.listen(&sandbox).await?;
+                Some(shared.doors.open(listener, policy, observer))
             }
             None => None,
         };

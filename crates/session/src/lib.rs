@@ -45,7 +45,7 @@ pub use doors::Doors;
 pub use error::SessionError;
 pub use error_chain::error_chain;
 pub use forge::{Forge, ForgeFailure, PullRequestSpec};
-pub use harvest_gateway::{DoorListener, DoorSocket, DoorStream};
+pub use harvest_gateway::{DoorListener, DoorObserver, DoorSocket, DoorStream};
 pub use harvest_store::{Claim, Lease, SessionFilter, Store, StoreError};
 pub use ledger::StoreLedger;
 pub use metrics::{Histogram, MetricCounts};

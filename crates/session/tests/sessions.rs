@@ -50,8 +50,8 @@ use harvest_proto::{
 };
 use harvest_providers::{Fake, contract, fake::FakeOp};
 use harvest_session::{
-    Config, Dependencies, Doors, Forge, ForgeFailure, Lease, PullRequestSpec, ServerParts,
-    SessionError, Sessions, Store, StoreLedger,
+    Config, Dependencies, DoorObserver, Doors, Forge, ForgeFailure, Lease, PullRequestSpec,
+    ServerParts, SessionError, Sessions, Store, StoreLedger,
     sandboxes::{ExecLines, SandboxProvider, SandboxSpec, StartFrom, StateVolume, TerminalRequest},
     timeouts::Timeouts,
 };

@@ -154,7 +154,7 @@ impl Push {
             branch: branch.clone(),
             commit: command.new.clone(),
         };
-        self.door.shared.ledger.log(&self.door.policy.session, event).await;
+        self.door.log(event).await;
         true
     }
 }

@@ -140,7 +140,7 @@ impl Call {
                 usage,
                 millis: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
             };
-            ledger.log(session, event).await;
+            self.door.log(event).await;
         }
     }
 

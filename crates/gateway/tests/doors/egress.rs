@@ -45,7 +45,7 @@ fn connect(name: &str, port: u16) -> DoorRequest {
 
 fn refusals<'a>(events: &'a [EventBody]) -> Vec<(&'a str, &'a str)> {
     let refusal = |event: &'a EventBody| match event {
-        EventBody::EgressRefused { name, reason } => Some((name.as_str(), reason.as_str())),
+        EventBody::EgressRefused { name, reason, .. } => Some((name.as_str(), reason.as_str())),
         _ => None,
     };
     events.iter().filter_map(refusal).collect()

@@ -96,7 +96,7 @@ impl TestDoor {
         let folder = tempfile::tempdir().unwrap();
         let (ledger, socket) = (Arc::new(ledger), folder.path().join("door.sock"));
         let gateway = Gateway::new(Arc::clone(&ledger) as Arc<dyn Ledger>, config);
-        let handle = gateway.open(Box::new(DoorSocket::bind(&socket).unwrap()), policy);
+        let handle = gateway.open(Box::new(DoorSocket::bind(&socket).unwrap()), policy, None);
         Self { ledger, socket, handle, gateway, folder }
     }
 
@@ -159,7 +159,7 @@ async fn door_works_with_long_path_and_removes_socket() {
     let socket = long.join("door.sock");
     std::fs::write(&socket, "stale").unwrap();
     let gateway = Gateway::new(Arc::new(RecordingLedger::default()), GatewayConfig::default());
-    let door = gateway.open(Box::new(DoorSocket::bind(&socket).unwrap()), policy(&[]));
+    let door = gateway.open(Box::new(DoorSocket::bind(&socket).unwrap()), policy(&[]), None);
     use std::os::unix::fs::PermissionsExt;
     assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o666);
     // A short path, like that of the supervisor.
@@ -177,12 +177,30 @@ async fn newer_door_survives_closing_the_older() {
     let gateway =
         Gateway::new(Arc::clone(&door.ledger) as Arc<dyn Ledger>, GatewayConfig::default());
     let listener = Box::new(DoorSocket::bind(&door.socket).unwrap());
-    let newer = gateway.open(listener, policy(&["example.org"]));
+    let newer = gateway.open(listener, policy(&["example.org"]), None);
     drop(door.handle);
     let request = DoorRequest::Lookup { name: "example.org".into() };
     assert_eq!(dial(&door.socket, &request).await.0, DoorReply::Open);
     drop(newer);
     removed(&door.socket).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn observer_receives_events_instead_of_ledger() {
+    let folder = tempfile::tempdir().unwrap();
+    let (ledger, socket) = (Arc::new(RecordingLedger::default()), folder.path().join("door.sock"));
+    let gateway = Gateway::new(Arc::clone(&ledger) as Arc<dyn Ledger>, GatewayConfig::default());
+    let (sender, mut events) = tokio::sync::mpsc::unbounded_channel();
+    let observer = Box::new(move |event| sender.send(event).unwrap());
+    let listener = Box::new(DoorSocket::bind(&socket).unwrap());
+    let _door = gateway.open(listener, policy(&[]), Some(observer));
+    dial(&socket, &DoorRequest::Lookup { name: "example.org".into() }).await;
+    let event = events.recv().await.unwrap();
+    let EventBody::EgressRefused { name, hint: Some(hint), .. } = event else {
+        panic!("{event:?}")
+    };
+    assert!(name == "example.org" && hint.contains("harvest net ls"), "{name}: {hint}");
+    assert_eq!(ledger.events(), []);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -22,7 +22,7 @@ use crate::{
     follow::Lines,
     printer::{Advice, human_elapsed, human_millis},
     publish::{NameConflict, Source, forge, publish},
-    render::short_commit,
+    render::{refused_connection, short_commit},
 };
 
 pub(crate) async fn run(ctx: &Invocation, verb: RepoCommand) -> Result<u8> {
@@ -123,6 +123,11 @@ pub(crate) async fn build(
             }
             BuildLine::Progress { message } => {
                 ctx.print.note(format!("  {}", describe_phase(&message)))
+            }
+            BuildLine::EgressRefused { name, reason, hint } => {
+                for line in refused_connection(&name, &reason, hint.as_deref()) {
+                    ctx.print.note(format!("  {line}"));
+                }
             }
             BuildLine::Built { build } => {
                 end_phase(ctx, phase.take());

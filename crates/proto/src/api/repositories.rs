@@ -68,6 +68,16 @@ pub enum BuildLine {
         /// Text for a person.
         message: String,
     },
+    /// The network policy refused a connection or a DNS look-up of the build.
+    EgressRefused {
+        /// Host name.
+        name: String,
+        /// Why it was refused.
+        reason: String,
+        /// How to allow it, if it can be allowed.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        hint: Option<String>,
+    },
     /// The build succeeded. Last line.
     Built {
         /// The new build.

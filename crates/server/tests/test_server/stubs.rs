@@ -3,14 +3,19 @@
 use std::any::Any;
 
 use async_trait::async_trait;
-use harvest_gateway::{DoorListener, ledger::DoorPolicy};
+use harvest_gateway::{DoorListener, DoorObserver, ledger::DoorPolicy};
 use harvest_proto::api::{Evidence, PullRequest};
 use harvest_session::{Doors, Forge, ForgeFailure, PullRequestSpec};
 
 pub(super) struct Stubs;
 
 impl Doors for Stubs {
-    fn open(&self, _: Box<dyn DoorListener>, _: DoorPolicy) -> Box<dyn Any + Send> {
+    fn open(
+        &self,
+        _: Box<dyn DoorListener>,
+        _: DoorPolicy,
+        _: Option<DoorObserver>,
+    ) -> Box<dyn Any + Send> {
         Box::new(())
     }
 }

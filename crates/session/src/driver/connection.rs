@@ -185,7 +185,7 @@ impl Driver {
         }
         match door {
             Ok((listener, policy)) => {
-                self.door = Some(self.shared.sandboxes.doors.open(listener, *policy));
+                self.door = Some(self.shared.sandboxes.doors.open(listener, *policy, None));
             }
             Err(error) => {
                 let error = error_chain(&error);

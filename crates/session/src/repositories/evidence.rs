@@ -14,7 +14,7 @@ use super::{PassSpec, Repositories, RepositoryContext, check};
 use crate::{
     bridge::BridgeError,
     checkout,
-    ephemeral::{EphemeralError, EphemeralSandbox},
+    ephemeral::{EphemeralDoor, EphemeralError, EphemeralSandbox},
     error_chain::error_chain,
     forge::PullRequestSpec,
     sandboxes::StartFrom,
@@ -196,8 +196,9 @@ async fn gather(
     };
     let pass = PassSpec { branch: None, ..PassSpec::from(record) };
     let pass = repositories.pass(std::slice::from_ref(repository), pass).await;
+    let door = EphemeralDoor { policy: pass, observer: None };
     let mut sandbox =
-        EphemeralSandbox::start(&shared.sandboxes, SandboxId::random(), from, Some(pass)).await?;
+        EphemeralSandbox::start(&shared.sandboxes, SandboxId::random(), from, Some(door)).await?;
     sandbox.boot(&repository.name, checkout.base.clone(), start, |_| {}).await?;
     let branch = &record.session.branch;
     let changed =

@@ -9,9 +9,10 @@ mod evidence;
 use std::{sync::Arc, time::Duration};
 
 use futures_util::stream::{self, BoxStream, StreamExt};
+use harvest_gateway::DoorObserver;
 use harvest_proto::{
-    BranchName, NetworkPolicy, RepositoryName, RepositoryRef, SandboxId, SessionId, SnapshotId,
-    Upstream,
+    BranchName, EventBody, NetworkPolicy, RepositoryName, RepositoryRef, SandboxId, SessionId,
+    SnapshotId, Upstream,
     api::{AddRepository, Build, BuildLine, CheckOutcome, Repository},
     bridge::BootStart,
 };
@@ -20,7 +21,7 @@ use tokio::sync::mpsc;
 
 use crate::{
     checkout,
-    ephemeral::{EphemeralError, EphemeralSandbox},
+    ephemeral::{EphemeralDoor, EphemeralError, EphemeralSandbox},
     error::SessionError,
     error_chain::error_chain,
     forge::Forge,
@@ -299,16 +300,17 @@ async fn build(
     };
     let started = shared.clock.now();
     let order = PassSpec {
-        // Not a real session: traffic through this door only appears in the log.
+        // Not a real session: the observer gets the events of the door.
         session: SessionId::random(),
         network: BUILD_POLICY,
         upstream: Upstream::Scripted,
         branch: None,
     };
-    let pass = repositories.pass(std::slice::from_ref(repository), order).await;
+    let policy = repositories.pass(std::slice::from_ref(repository), order).await;
+    let door = EphemeralDoor { policy, observer: Some(refusal_observer(progress.clone())) };
     report("starting a sandbox");
     let from = StartFrom::Image(repository.image.clone());
-    let mut sandbox = EphemeralSandbox::start(&shared.sandboxes, sandbox, from, Some(pass)).await?;
+    let mut sandbox = EphemeralSandbox::start(&shared.sandboxes, sandbox, from, Some(door)).await?;
     sandbox.boot(&repository.name, repository.base.clone(), BootStart::Build, &report).await?;
     let head = checkout::head(&sandbox.bridge, &repository.name.folder()).await?;
     let commit = head
@@ -329,6 +331,16 @@ async fn build(
         check: Some(evidence).filter(|evidence| evidence.outcome != CheckOutcome::NoneDeclared),
         millis: millis(shared.clock.now().since(started)),
         built_at: now(),
+    })
+}
+
+/// Reports the connections that the network policy refuses.
+fn refusal_observer(progress: Progress) -> DoorObserver {
+    Box::new(move |event| {
+        if let EventBody::EgressRefused { name, reason, hint } = event {
+            // The client may have disconnected.
+            let _ = progress.send(BuildLine::EgressRefused { name, reason, hint });
+        }
     })
 }
 

@@ -18,8 +18,18 @@ pub(crate) struct RecordingDoors(pub(crate) Mutex<Vec<DoorPolicy>>);
 
 #[async_trait]
 impl Doors for RecordingDoors {
-    fn open(&self, _: Box<dyn DoorListener>, policy: DoorPolicy) -> Box<dyn Any + Send> {
+    fn open(
+        &self,
+        _: Box<dyn DoorListener>,
+        policy: DoorPolicy,
+        observer: Option<DoorObserver>,
+    ) -> Box<dyn Any + Send> {
         self.0.lock().unwrap().push(policy);
+        // A build's door: its sandbox looks up a name that is not allowed.
+        if let Some(observer) = observer {
+            let (name, reason) = ("example.org".to_owned(), "not allowed".to_owned());
+            observer(EventBody::EgressRefused { name, reason, hint: None });
+        }
         Box::new(())
     }
 

@@ -16,3 +16,18 @@ async fn effective_names_are_listed_with_their_source() {
     let listed = host.harvest(["net", "ls"]).stdout;
     assert!(listed.contains("built in (pip)") && listed.contains("config"), "{listed}");
 }
+
+#[tokio::test]
+async fn build_shows_refused_names_and_how_to_allow_them() {
+    let host = Host::start().await;
+    let setup = "#!/bin/sh\ngetent hosts forbidden.example.org || true\n";
+    host.repository("calc", &[("a", "a"), (".harvest/setup.sh", setup)]).await;
+    let built = host.harvest(["repo", "build", "calc"]);
+    assert_eq!(built.code, 0, "{built:?}");
+    for words in [
+        "Refused a connection to forbidden.example.org",
+        "add \"forbidden.example.org\" to the key `trusted`",
+    ] {
+        assert!(built.stderr.contains(words), "{words}: {built:?}");
+    }
+}
