@@ -3,7 +3,8 @@
 
 use async_trait::async_trait;
 use harvest_proto::{
-    BranchName, EventBody, RepositoryName, Secret, SessionId, Upstream, event::Usage,
+    BranchName, EventBody, RepositoryName, Secret, SessionId, Upstream, api::KeySource,
+    event::Usage,
 };
 
 /// Provides secrets, checks budgets and records usage.
@@ -11,6 +12,9 @@ use harvest_proto::{
 pub trait Ledger: Send + Sync {
     /// The value of a secret, for the gateway's own requests; it never goes into a sandbox.
     async fn secret(&self, name: &str) -> Option<Secret<String>>;
+
+    /// Where the value of a secret comes from.
+    async fn secret_source(&self, name: &str) -> KeySource;
 
     /// Checks before every model call whether the session may make it.
     async fn reserve(&self, session: &SessionId) -> Result<(), Refusal>;

@@ -22,6 +22,10 @@ use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 use door::Door;
 pub use door::DoorObserver;
 pub use harvest_proto::script::{Script, ScriptError, ScriptRule};
+use harvest_proto::{
+    Upstream,
+    api::{KeySource, ModelService},
+};
 use ledger::{DoorPolicy, Ledger};
 pub use listener::{DoorHandle, DoorListener, DoorSocket, DoorStream};
 pub use registries::{host_registries, trusted_names};
@@ -71,6 +75,20 @@ impl Gateway {
     pub fn new(ledger: Arc<dyn Ledger>, config: GatewayConfig) -> Self {
         let (clients, failures) = (http::Clients::new(), model::FailureCounts::default());
         Self { shared: Arc::new(Shared { ledger, config, clients, failures }) }
+    }
+
+    /// The model services, and where the key of each comes from.
+    pub async fn model_services(&self) -> Vec<ModelService> {
+        let mut services = Vec::new();
+        for name in Upstream::ALL.iter().copied() {
+            let secret = model::key_name(name);
+            let key = match secret {
+                Some(secret) => self.shared.ledger.secret_source(secret).await,
+                None => KeySource::NotNeeded,
+            };
+            services.push(ModelService { name, secret: secret.map(str::to_owned), key });
+        }
+        services
     }
 
     /// Opens a sandbox's door: serves its connections until the handle is dropped. Its events go

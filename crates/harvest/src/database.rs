@@ -28,6 +28,11 @@ struct DatabaseRecord {
     database: String,
 }
 
+/// Whether the home has a database file of its own.
+pub(crate) fn has_own(config: &Config) -> bool {
+    config.home.join(OWN_FILE).exists()
+}
+
 pub(crate) async fn open(config: &Config) -> Result<Store> {
     let own = config.home.join(OWN_FILE);
     let record = read(&config.home.join(RECORD_FILE))?;

@@ -1,10 +1,21 @@
 //! Checks this machine: kernel features probed by the engine, and the programs Harvest calls. Each
 //! finding has a stable id and a fix. Works without a server and when none can start.
 
-use harvest_proto::api::{Finding, FindingLevel};
+use harvest_proto::{
+    Upstream,
+    api::{Finding, FindingLevel, KeySource, ModelService},
+};
 use harvest_providers::local::{host_findings, program_findings};
 
-use crate::{config::Config, printer::hint_of, server_process};
+use crate::{
+    client::Client,
+    config::{Config, process_env},
+    database,
+    printer::hint_of,
+    server_process,
+};
+
+const KEY: &str = "ANTHROPIC_API_KEY";
 
 /// All findings, the engine's first.
 pub(crate) fn findings(config: &Config) -> Vec<Finding> {
@@ -16,6 +27,67 @@ pub(crate) fn findings(config: &Config) -> Vec<Finding> {
             let (id, found) = ("engine".to_owned(), format!("{error:#}"));
             let engine_failed = Finding { id, level: FindingLevel::Fail, found, fix: Some(fix) };
             [vec![engine_failed], program_findings()].concat()
+        }
+    }
+}
+
+/// Whether there is a key for the model service: what the running server says, else what the next
+/// server would find.
+pub(crate) async fn model_key(config: &Config) -> Finding {
+    let source = match served_key(config).await {
+        Some(source) => source,
+        None if stored_without_server(config).await => KeySource::Stored,
+        None if process_env(KEY).is_some() => KeySource::Environment,
+        None => KeySource::Missing,
+    };
+    key_finding(source)
+}
+
+async fn served_key(config: &Config) -> Option<KeySource> {
+    let services: Vec<ModelService> =
+        Client::find(config).ok()?.all("/v1/model-services").await.ok()?;
+    services.into_iter().find(|one| one.name == Upstream::Anthropic).map(|one| one.key)
+}
+
+/// Reads the home's own database only: a configured one may be slow or unreachable.
+async fn stored_without_server(config: &Config) -> bool {
+    if config.database.is_some() || !database::has_own(config) {
+        return false;
+    }
+    let Ok(store) = database::open(config).await else { return false };
+    let names = store.secret_list().await.unwrap_or_default();
+    store.close().await;
+    names.iter().any(|name| name == KEY)
+}
+
+fn key_finding(source: KeySource) -> Finding {
+    let (level, found, fix) = match source {
+        KeySource::Stored => (FindingLevel::Ok, format!("{KEY} is a stored secret"), None),
+        KeySource::Environment => (FindingLevel::Ok, format!("{KEY} is in the environment"), None),
+        KeySource::NotNeeded => (FindingLevel::Ok, "not needed".to_owned(), None),
+        KeySource::Missing => (
+            FindingLevel::Warn,
+            format!("no {KEY}: sessions with a real model are refused"),
+            Some(format!("`harvest up`, then `harvest secret set {KEY}`")),
+        ),
+    };
+    Finding { id: "model-key".to_owned(), level, found, fix }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_key_is_a_warning_with_its_command() {
+        let finding = key_finding(KeySource::Missing);
+        assert_eq!(finding.level, FindingLevel::Warn);
+        assert!(finding.fix.unwrap().contains("harvest secret set ANTHROPIC_API_KEY"));
+        for (source, words) in
+            [(KeySource::Stored, "stored secret"), (KeySource::Environment, "environment")]
+        {
+            let finding = key_finding(source);
+            assert!(finding.level == FindingLevel::Ok && finding.found.contains(words));
         }
     }
 }

@@ -7,7 +7,7 @@ use harvest_gateway::{
     DoorListener, DoorObserver, Gateway,
     ledger::{DoorPolicy, GitAccess},
 };
-use harvest_proto::BranchName;
+use harvest_proto::{BranchName, api::ModelService};
 
 /// Opens doors for sandboxes, and looks at git remotes as they do.
 #[async_trait]
@@ -30,6 +30,11 @@ pub trait Doors: Send + Sync {
     async fn has_branch(&self, _access: &GitAccess, _branch: &BranchName) -> Option<bool> {
         None
     }
+
+    /// The model services behind the doors, and where the key of each comes from.
+    async fn model_services(&self) -> Vec<ModelService> {
+        Vec::new()
+    }
 }
 
 #[async_trait]
@@ -49,5 +54,9 @@ impl Doors for Gateway {
 
     async fn has_branch(&self, access: &GitAccess, branch: &BranchName) -> Option<bool> {
         Self::has_branch(self, access, branch).await
+    }
+
+    async fn model_services(&self) -> Vec<ModelService> {
+        Self::model_services(self).await
     }
 }

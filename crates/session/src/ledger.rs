@@ -7,7 +7,7 @@ use harvest_gateway::{
     ledger::{Ledger, Refusal},
     vault::Vault,
 };
-use harvest_proto::{EventBody, Secret, SessionId, event::Usage};
+use harvest_proto::{EventBody, Secret, SessionId, api::KeySource, event::Usage};
 use harvest_store::{Lease, Store, StoreError, Write};
 
 use crate::wall_clock::now;
@@ -77,6 +77,14 @@ async fn write_with_retry(store: &Store, lease: Lease, session: &SessionId, writ
 impl Ledger for StoreLedger {
     async fn secret(&self, name: &str) -> Option<Secret<String>> {
         self.stored_secret(name).await.or_else(|| self.environment.get(name).cloned())
+    }
+
+    async fn secret_source(&self, name: &str) -> KeySource {
+        match self.stored_secret(name).await {
+            Some(_) => KeySource::Stored,
+            None if self.environment.contains_key(name) => KeySource::Environment,
+            None => KeySource::Missing,
+        }
     }
 
     async fn reserve(&self, session: &SessionId) -> Result<(), Refusal> {

@@ -15,7 +15,7 @@ use crate::{
     vault::redact,
 };
 
-const KEY: &str = "ANTHROPIC_API_KEY";
+pub(super) const KEY: &str = "ANTHROPIC_API_KEY";
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 // Longer error responses are cut.
 const MAX_ERROR_BYTES: usize = 1024 * 1024;
@@ -35,9 +35,10 @@ const NOT_FORWARDED: [HeaderName; 8] = [
 
 pub(super) async fn answer(call: &Call, mut reply: Reply) -> CallResult {
     let Some(key) = call.door.shared.ledger.secret(KEY).await else {
+        // Not 401: agents retry that for minutes, and the service refused nothing.
         let message =
-            format!("no API key for Anthropic is set; set it with `harvest secret set {KEY}`");
-        return respond(reply, error(StatusCode::UNAUTHORIZED, "authentication_error", &message));
+            format!("no API key for Anthropic is stored; store it with `harvest secret set {KEY}`");
+        return respond(reply, error(StatusCode::BAD_REQUEST, "invalid_request_error", &message));
     };
     let request = match request(call, &key) {
         Ok(request) => request,

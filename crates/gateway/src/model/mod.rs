@@ -27,6 +27,14 @@ use crate::{
 
 pub(crate) use scripted::FailureCounts;
 
+/// The name of the secret with the key of a model service; `None` when it needs none.
+pub(crate) const fn key_name(upstream: Upstream) -> Option<&'static str> {
+    match upstream {
+        Upstream::Anthropic => Some(anthropic::KEY),
+        Upstream::Scripted => None,
+    }
+}
+
 const UPSTREAM: HeaderName = HeaderName::from_static("x-harvest-upstream");
 // The API's limit for a request.
 const MAX_REQUEST_BYTES: usize = 32 * 1024 * 1024;

@@ -21,6 +21,7 @@ use harvest_gateway::{
 };
 use harvest_proto::{
     EventBody, Secret, SessionId, Upstream,
+    api::KeySource,
     door::{DoorReply, DoorRequest},
     event::Usage,
 };
@@ -45,6 +46,10 @@ struct RecordingLedger {
 impl Ledger for RecordingLedger {
     async fn secret(&self, name: &str) -> Option<Secret<String>> {
         self.secrets.get(name).map(|value| Secret::new((*value).to_owned()))
+    }
+
+    async fn secret_source(&self, name: &str) -> KeySource {
+        if self.secrets.contains_key(name) { KeySource::Stored } else { KeySource::Missing }
     }
 
     async fn reserve(&self, _: &SessionId) -> Result<(), Refusal> {

@@ -453,7 +453,7 @@ async fn missing_key_or_api_is_explained() {
         Agent::new(RecordingLedger::default(), GatewayConfig::default(), Upstream::Anthropic).await;
     let (status, body) = agent.json(&model("x")).await;
     assert!(
-        status == 401
+        status == 400
             && body["error"]["message"]
                 .as_str()
                 .unwrap()

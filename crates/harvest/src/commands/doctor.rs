@@ -4,10 +4,16 @@ use anyhow::Result;
 use harvest_proto::api::{Finding, FindingLevel as Level};
 
 use super::FAILED;
-use crate::{Invocation, doctor::findings, sanitize::sanitize, style::Palette};
+use crate::{
+    Invocation,
+    doctor::{findings, model_key},
+    sanitize::sanitize,
+    style::Palette,
+};
 
-pub(crate) fn run(ctx: &Invocation) -> Result<u8> {
-    let findings = findings(&ctx.config);
+pub(crate) async fn run(ctx: &Invocation) -> Result<u8> {
+    let mut findings = findings(&ctx.config);
+    findings.push(model_key(&ctx.config).await);
     if ctx.print.json {
         ctx.print.document(&findings)?;
     } else {

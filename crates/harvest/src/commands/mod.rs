@@ -68,7 +68,7 @@ pub(crate) async fn run(ctx: &Invocation, command: Option<Command>) -> Result<u8
         Command::Quickstart(args) => quickstart::run(ctx, &args).await,
         Command::Up(args) => up::run(ctx, args).await,
         Command::Down => background::down(ctx).await,
-        Command::Doctor => doctor::run(ctx),
+        Command::Doctor => doctor::run(ctx).await,
         Command::Run(args) => run::run(ctx, args).await,
         Command::Ls(args) => ls::run(ctx, args).await,
         Command::Show(args) => show::run(ctx, &args).await,

@@ -1,20 +1,24 @@
 //! `harvest run`: creates a session and follows it until it is done.
 
 use anyhow::{Context, Result};
-use harvest_proto::api::CreateSession;
+use harvest_proto::{
+    AgentName, ModelRef,
+    api::{CreateSession, ModelService},
+};
 
 use super::{
     exec::variables,
     watch::{self, StopWhen},
 };
 use crate::{
-    Invocation, backend::Backend, cli::RunArgs, client::Client, inputs, prompt_input::PromptSource,
-    resolve,
+    Invocation, backend::Backend, cli::RunArgs, client::Client, inputs, printer::Advice,
+    prompt_input::PromptSource, resolve,
 };
 
 pub(crate) async fn run(ctx: &Invocation, args: RunArgs) -> Result<u8> {
     let prompt = PromptSource::one(args.prompt)?;
     let client = Client::find(&ctx.config)?;
+    check_model_key(&client, args.agent.unwrap_or_default(), args.model.as_ref()).await?;
     let prompt = prompt.read()?;
     let env = variables(&args.env)?;
     let from = match args.from {
@@ -53,4 +57,21 @@ pub(crate) async fn run(ctx: &Invocation, args: RunArgs) -> Result<u8> {
     ));
     let result = watch::follow(ctx, &client, &session.id, 0, StopWhen::Idle).await?;
     Ok(watch::exit_code(ctx, &session.id, result))
+}
+
+/// Refuses before a folder is copied and a repository registered. The server checks again.
+async fn check_model_key(
+    client: &Client,
+    agent: AgentName,
+    model: Option<&ModelRef>,
+) -> Result<()> {
+    let services: Vec<ModelService> = client.all("/v1/model-services").await?;
+    match services.into_iter().find(|service| service.lacks_key_for(agent, model)) {
+        None => Ok(()),
+        Some(ModelService { name, secret, .. }) => {
+            let secret = secret.unwrap_or_default();
+            let what = format!("no API key is stored for the model service `{name}`");
+            Err(Advice::new(what, format!("store it with `harvest secret set {secret}`")).into())
+        }
+    }
 }

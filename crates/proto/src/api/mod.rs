@@ -6,6 +6,7 @@ mod disks;
 mod doctor;
 mod exec;
 mod images;
+mod models;
 mod network;
 mod prompts;
 mod repositories;
@@ -28,6 +29,7 @@ pub use exec::{ExecLine, ExecRequest, Language};
 pub use images::{
     CreateImage, Image, ImageConfig, ImageLayer, ImageLine, ImageSource, ImageUsage, ImageUsers,
 };
+pub use models::{KeySource, ModelService};
 pub use network::{AllowedName, NameSource, NetworkRules};
 pub use prompts::{CreatePrompt, MovePrompt, Prompt, PromptStatus, Turn};
 pub use repositories::{

@@ -6,6 +6,7 @@ mod events;
 mod exec;
 mod files;
 mod health;
+mod models;
 mod network;
 mod prompts;
 mod pty;
@@ -47,6 +48,7 @@ pub(crate) fn routes() -> Routes<ServerState> {
         pull_requests::routes(),
         repositories::routes(),
         network::routes(),
+        models::routes(),
         secrets::routes(),
         tokens::routes(),
         health::routes(),

@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, HashSet};
 
 use harvest_proto::{
-    BranchName, EventBody, SessionId, SnapshotId,
-    api::{AddRepository, CreateSession, Repository, Session, UseRepository},
+    AgentName, BranchName, EventBody, ModelRef, SessionId, SnapshotId,
+    api::{AddRepository, CreateSession, ModelService, Repository, Session, UseRepository},
     bridge::Author,
     repository_name::InvalidRepositoryRef,
 };
@@ -44,6 +44,8 @@ impl Sessions {
         let prompt = create.prompt.map(|text| new_prompt(text, author.clone()));
         check_env(&create.env)?;
         create.key.as_deref().map(check_key).transpose()?;
+        let agent = create.agent.unwrap_or_default();
+        self.check_model_key(agent, create.model.as_ref()).await?;
         let wanted = requested_repositories(create.repository, create.base, create.repositories)?;
         if let Some(key) = &create.key {
             self.check_key_free(key).await?;
@@ -61,7 +63,7 @@ impl Sessions {
             id,
             title,
             checkouts,
-            agent: create.agent.unwrap_or_default(),
+            agent,
             model: create.model,
             network: create.network.unwrap_or_default(),
             provider: self.shared.sandboxes.provider.name().to_owned(),
@@ -80,6 +82,29 @@ impl Sessions {
             self.check_key_free(key).await?;
         }
         inserted
+    }
+
+    /// The model services, and where the key of each comes from.
+    pub async fn model_services(&self) -> Vec<ModelService> {
+        self.shared.sandboxes.doors.model_services().await
+    }
+
+    /// Refuses a session whose first model call would fail for want of a key.
+    pub(super) async fn check_model_key(
+        &self,
+        agent: AgentName,
+        model: Option<&ModelRef>,
+    ) -> Result<(), SessionError> {
+        let services = self.model_services().await;
+        match services.iter().find(|service| service.lacks_key_for(agent, model)) {
+            None => Ok(()),
+            Some(service) => Err(SessionError::conflict(
+                "no_key",
+                format!("no API key is stored for the model service `{}`", service.name),
+                "store it with `harvest secret set ANTHROPIC_API_KEY`, or choose a model that \
+                 needs no key with `-m scripted`",
+            )),
+        }
     }
 
     async fn check_key_free(&self, key: &str) -> Result<(), SessionError> {

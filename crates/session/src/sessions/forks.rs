@@ -30,6 +30,9 @@ impl Sessions {
     ) -> Result<Vec<Session>, SessionError> {
         let prompts = prompts(&fork, &user)?;
         let (source, point) = self.fork_point(session, fork.turn).await?;
+        if prompts.iter().any(Option::is_some) {
+            self.check_model_key(source.session.agent, source.session.model.as_ref()).await?;
+        }
         let forks =
             prompts.into_iter().map(|prompt| new_fork(&source, &point, prompt, &user, now()));
         self.insert_all(forks.collect()).await.map_err(|error| match error {

@@ -155,7 +155,8 @@ async fn two_folders_are_used_without_being_modified() {
 
 #[tokio::test]
 async fn repositories_of_equal_name_work_side_by_side() {
-    let host = Host::start().await;
+    // Without a key `run` would fail earlier.
+    let host = Host::start_with(&[("ANTHROPIC_API_KEY", "unused")]).await;
     let (app, other) = (folder(&host, "app"), folder(&host, "other"));
     fs::write(other.join("owner"), "acme\n").unwrap();
     for folder in [&app, &other] {
@@ -217,8 +218,8 @@ async fn session_starts_without_repository_or_from_snapshot() {
         format!("/workspace\nnote\n{}\n", second.branch),
         "its disk, and what it lacked, cloned"
     );
-    let unknown =
-        host.harvest(["run", "x", "-r", lib.to_str().unwrap(), "--from", "snp_000000000000"]);
+    let unknown = ["run", "x", "-r", lib.to_str().unwrap(), "--from", "snp_000000000000"];
+    let unknown = host.harvest(unknown.iter().chain(&SCRIPTED));
     assert!(unknown.code == 1 && unknown.stderr.contains("hint:"), "{unknown:?}");
 }
 
@@ -237,7 +238,8 @@ async fn concurrent_folder_registration_yields_one_working_token() {
 
 #[tokio::test]
 async fn copied_folder_survives_new_port_until_removed() {
-    let mut host = Host::start().await;
+    // Without a key `run` would fail earlier.
+    let mut host = Host::start_with(&[("ANTHROPIC_API_KEY", "unused")]).await;
     let lib = folder(&host, "lib");
     let lib = lib.to_str().unwrap();
     let asked = host.harvest(["repo", "add", lib]);

@@ -15,6 +15,7 @@ mod followers;
 mod freeze_pause_restore;
 mod history;
 mod inputs;
+mod keys_and_budget;
 mod many_sessions;
 mod names_and_addresses;
 mod network;

@@ -132,8 +132,13 @@ fn write_files(folder: &Path) {
 
 #[tokio::test]
 async fn session_verbs_print_results_and_errors() {
-    let author = [("HARVEST_AUTHOR_NAME", "Ada"), ("HARVEST_AUTHOR_EMAIL", "ada@example.org")];
-    let mut terminal = Terminal { host: Host::start_with(&author).await, ids: Vec::new() };
+    let env = [
+        ("HARVEST_AUTHOR_NAME", "Ada"),
+        ("HARVEST_AUTHOR_EMAIL", "ada@example.org"),
+        // Without a key `run` would fail earlier.
+        ("ANTHROPIC_API_KEY", "unused"),
+    ];
+    let mut terminal = Terminal { host: Host::start_with(&env).await, ids: Vec::new() };
     let folder = terminal.host.home().join("hello");
     write_files(&folder);
     let folder = folder.to_str().unwrap().to_owned();

@@ -249,9 +249,16 @@ fn output(content: &Value) -> String {
     }
 }
 
+const KEY_REJECTED: &str = "the model service rejected the API key (401); store a valid one with \
+                            `harvest secret set ANTHROPIC_API_KEY`";
+
 fn retry(message: &Value) -> Vec<Signal> {
-    let number = |field: &str| message[field].as_f64().unwrap_or(0.0);
     let status = message["error_status"].as_u64().and_then(|status| u16::try_from(status).ok());
+    // The agent would retry ten times over minutes, but an invalid key stays invalid.
+    if status == Some(401) {
+        return vec![Signal::Unrecoverable(KEY_REJECTED.to_owned())];
+    }
+    let number = |field: &str| message[field].as_f64().unwrap_or(0.0);
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -262,13 +269,7 @@ fn retry(message: &Value) -> Vec<Signal> {
         after_millis: number("retry_delay_ms") as u64,
         status,
     };
-    let mut signals = vec![Signal::Event(event)];
-    // The agent would retry ten times over minutes, but an invalid key stays invalid.
-    if status == Some(401) {
-        signals
-            .push(Signal::Unrecoverable("the model service rejected the API key (401)".to_owned()));
-    }
-    signals
+    vec![Signal::Event(event)]
 }
 
 // An API failure has the subtype `success` and `is_error`: only the latter counts.

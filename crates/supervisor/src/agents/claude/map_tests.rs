@@ -155,14 +155,16 @@ fn other_tools_are_allowed_at_once() {
 }
 
 #[test]
-fn rejected_api_key_is_unrecoverable() {
+fn rejected_api_key_fails_without_a_retry() {
     let line = r#"{"type":"system","subtype":"api_retry","attempt":1,"max_retries":10,"retry_delay_ms":532.5,"error_status":401,"error":"x"}"#;
     let signals = interpret(&mut Claude::default(), &[line]);
+    let [Signal::Unrecoverable(reason)] = &signals[..] else { panic!("{signals:?}") };
+    assert!(reason.contains("harvest secret set ANTHROPIC_API_KEY"), "{reason}");
+    let overloaded = line.replace("401", "529");
     assert_eq!(
-        signals[0],
-        Signal::Event(EventBody::Retry { attempt: 1, after_millis: 532, status: Some(401) })
+        interpret(&mut Claude::default(), &[&overloaded]),
+        [Signal::Event(EventBody::Retry { attempt: 1, after_millis: 532, status: Some(529) })]
     );
-    assert!(matches!(signals[1], Signal::Unrecoverable(_)));
 }
 
 #[test]
