@@ -103,7 +103,11 @@ impl Ledger for StoreLedger {
         if used < budget {
             return Ok(());
         }
-        Err(Refusal { reason: format!("token budget reached: {used} of {budget} tokens used") })
+        let reason = format!(
+            "token budget reached: {used} of {budget} tokens used; to go on, raise `budget_tokens` \
+             in harvest.toml (or HARVEST_BUDGET_TOKENS) and restart the server"
+        );
+        Err(Refusal { reason })
     }
 
     async fn settle(&self, session: &SessionId, usage: Usage) {

@@ -393,7 +393,11 @@ async fn pushed_commit_gets_pull_request_and_evidence() {
     ledger.log(&id, pushed).await;
     assert!(ledger.reserve(&id).await.is_ok());
     ledger.settle(&id, Usage { input_tokens: 90, output_tokens: 20, ..Usage::default() }).await;
-    assert!(ledger.reserve(&id).await.is_err(), "the budget is used up");
+    let refused = ledger.reserve(&id).await.unwrap_err().reason;
+    assert!(
+        refused.contains("110 of 100 tokens") && refused.contains("budget_tokens"),
+        "{refused}"
+    );
     harness.fake.finish_turn(&sandbox(&sessions, &id).await);
     let event = until(&sessions, &id, |event| matches!(event.body, EventBody::Evidence(_))).await;
     let EventBody::Evidence(evidence) = event.body else { unreachable!() };

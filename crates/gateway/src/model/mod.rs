@@ -92,7 +92,8 @@ pub(crate) async fn answer(
         Err(refused) => return refused,
     };
     if let Err(refusal) = door.shared.ledger.reserve(&door.policy.session).await {
-        return Ok(error(StatusCode::FORBIDDEN, "permission_error", &refusal.reason));
+        // Agents retry neither 400 nor 403, and call the latter an authentication failure.
+        return Ok(error(StatusCode::BAD_REQUEST, "invalid_request_error", &refusal.reason));
     }
     let call = Call {
         door,

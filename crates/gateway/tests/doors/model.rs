@@ -281,15 +281,16 @@ async fn oversized_request_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn call_refused_by_ledger_is_permission_error() {
+async fn call_refused_by_ledger_is_invalid_request() {
     let ledger = RecordingLedger {
         refusal: Some("the budget of 5 USD is used up"),
         ..RecordingLedger::default()
     };
     let agent = Agent::new(ledger, GatewayConfig::default(), Upstream::Scripted).await;
     let (status, body) = agent.json(&request(&[user("hi")], true)).await;
-    assert_eq!(status, 403);
-    let expected = json!({"type": "permission_error", "message": "the budget of 5 USD is used up"});
+    assert_eq!(status, 400);
+    let expected =
+        json!({"type": "invalid_request_error", "message": "the budget of 5 USD is used up"});
     assert_eq!(body, json!({"type": "error", "error": expected}));
 }
 

@@ -1,14 +1,18 @@
-//! What a user learns about a missing or rejected API key, with real Claude Code.
+//! What a user learns about a missing or rejected API key and about a budget that is used up, with
+//! real Claude Code.
 
 use harvest_e2e::Host;
-use harvest_proto::{EventBody, api::Session};
+use harvest_proto::{
+    EventBody,
+    api::{Session, SessionState},
+};
 use serde_json::json;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,
 };
 
-use crate::turn_ended;
+use crate::{SAMPLE, completed, turn_ended};
 
 const SET_KEY: &str = "harvest secret set ANTHROPIC_API_KEY";
 
@@ -46,6 +50,21 @@ async fn rejected_key_fails_turn_and_names_command() {
     assert!(!events.iter().any(retried), "{events:?}");
     let named = |body: &EventBody| matches!(body, EventBody::TurnEnded { error: Some(error), .. } if error.contains(SET_KEY));
     assert!(events.iter().any(named), "{events:?}");
+}
+
+#[tokio::test]
+async fn exhausted_budget_names_its_setting() {
+    let host = Host::start_with(&[("HARVEST_BUDGET_TOKENS", "100")]).await;
+    host.repository("calc", SAMPLE).await;
+    let session = host.session("calc", "Begin.", &json!([{ "text": "ready" }])).await.id;
+    host.follow(session.clone()).until("the first turn", completed).await;
+    host.wait_for(&session, SessionState::Idle).await;
+    host.prompt(&session, "Go on.", &json!([{ "text": "no" }])).await;
+    let failed = |body: &EventBody| matches!(body, EventBody::TurnEnded { error: Some(_), .. });
+    let ended = host.follow(session.clone()).until("the second turn", failed).await;
+    let EventBody::TurnEnded { error: Some(error), .. } = ended.body else { panic!("{ended:?}") };
+    assert!(error.contains("token budget reached") && error.contains("budget_tokens"), "{error}");
+    assert!(!error.contains("authenticate"), "{error}");
 }
 
 /// A stand-in for the model service that accepts no key.
