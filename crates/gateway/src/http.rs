@@ -25,6 +25,8 @@ use tokio::{
     sync::mpsc,
 };
 
+use crate::egress::PublicResolver;
+
 /// An error in the middle of a body. The receiver sees its connection cut.
 pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
 pub(crate) type Body = UnsyncBoxBody<Bytes, BodyError>;
@@ -141,43 +143,63 @@ pub(crate) async fn read_text(response: reqwest::Response, max: usize) -> String
 #[derive(Debug)]
 pub(crate) struct Clients {
     loopback: reqwest::Client,
-    // Created on first use: it reads the machine's CA certificates, and a machine without any can
+    // Created on first use: they read the machine's CA certificates, and a machine without any can
     // still do the rest.
     external: OnceLock<Option<reqwest::Client>>,
+    public: OnceLock<Option<reqwest::Client>>,
+    resolver: PublicResolver,
+}
+
+/// Which hosts a request may be sent to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// Any host: the URL comes from the operator.
+    Any,
+    /// Hosts with public addresses, and those that the operator allows.
+    Public,
+    /// This machine only: the local forge.
+    ThisMachine,
 }
 
 impl Clients {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(resolver: PublicResolver) -> Self {
         static PROVIDER: Once = Once::new();
         // Fails when the process has a provider already, which is fine.
         PROVIDER.call_once(|| drop(rustls::crypto::ring::default_provider().install_default()));
         let loopback = builder().no_proxy().tls_certs_only([]).build();
         let loopback =
             loopback.expect("a client that reads nothing from the host can always be built");
-        Self { loopback, external: OnceLock::new() }
+        Self { loopback, external: OnceLock::new(), public: OnceLock::new(), resolver }
     }
 
     /// Sends a request. The error does not contain the URL.
     pub(crate) async fn execute(
         &self,
         request: reqwest::Request,
+        reach: Reach,
     ) -> Result<reqwest::Response, BodyError> {
-        let client = match is_plain_loopback(request.url()) {
-            true => &self.loopback,
-            false => self
-                .external()
-                .ok_or("no HTTPS client; are there CA certificates on this machine?")?,
+        let client = match reach {
+            Reach::ThisMachine => Some(&self.loopback),
+            Reach::Any if is_plain_loopback(request.url()) => Some(&self.loopback),
+            Reach::Any => self.external.get_or_init(|| build(builder())).as_ref(),
+            Reach::Public => self
+                .public
+                .get_or_init(|| build(builder().dns_resolver(self.resolver.clone())))
+                .as_ref(),
         };
+        let client = client.ok_or("no HTTPS client; are there CA certificates on this machine?")?;
         client.execute(request).await.map_err(|failed| failed.without_url().into())
     }
 
-    fn external(&self) -> Option<&reqwest::Client> {
-        let make = || {
-            let made = builder().build();
-            made.inspect_err(|error| tracing::error!(%error, "cannot create an HTTPS client")).ok()
-        };
-        self.external.get_or_init(make).as_ref()
+    /// Whether a name is that of the host's own proxy.
+    pub(crate) fn is_proxy(&self, name: &str) -> bool {
+        self.resolver.is_proxy(name)
     }
+}
+
+fn build(builder: reqwest::ClientBuilder) -> Option<reqwest::Client> {
+    let built = builder.build();
+    built.inspect_err(|error| tracing::error!(%error, "cannot create an HTTPS client")).ok()
 }
 
 fn is_plain_loopback(url: &reqwest::Url) -> bool {

@@ -59,6 +59,8 @@ pub struct GitAccess {
     pub name: RepositoryName,
     /// URL of the real remote.
     pub url: String,
+    /// Whether the remote is the local forge, which is on this machine.
+    pub local: bool,
     /// Name of the secret, sent as HTTP basic authentication (user `x-access-token`).
     pub secret: Option<String>,
     /// The branch that the session may create and update, but never delete or force-push; `None` is

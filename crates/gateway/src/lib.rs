@@ -14,6 +14,7 @@ pub mod ledger;
 mod listener;
 mod model;
 mod policy;
+mod private_hosts;
 mod registries;
 pub mod vault;
 
@@ -21,6 +22,7 @@ use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 
 use door::Door;
 pub use door::DoorObserver;
+pub use git::{RemoteUrlError, normalize_remote_url};
 pub use harvest_proto::script::{Script, ScriptError, ScriptRule};
 use harvest_proto::{
     Upstream,
@@ -28,6 +30,7 @@ use harvest_proto::{
 };
 use ledger::{DoorPolicy, Ledger};
 pub use listener::{DoorHandle, DoorListener, DoorSocket, DoorStream};
+pub use private_hosts::PrivateHosts;
 pub use registries::{host_registries, trusted_names};
 
 /// Settings of all doors.
@@ -37,10 +40,8 @@ pub struct GatewayConfig {
     pub anthropic_url: String,
     /// Scripts for prompts that contain none, for the scripted model.
     pub script_rules: Vec<ScriptRule>,
-    /// Allow names that resolve to private addresses. For tests, and for networks with an internal
-    /// package mirror. It opens the machine's own network to every sandbox that may use such a
-    /// name.
-    pub allow_private_upstreams: bool,
+    /// Hosts that may have private addresses.
+    pub private_hosts: PrivateHosts,
     /// Names with a fixed address and port instead of a DNS look-up.
     pub pinned: BTreeMap<String, SocketAddr>,
 }
@@ -50,7 +51,7 @@ impl Default for GatewayConfig {
         Self {
             anthropic_url: "https://api.anthropic.com".to_owned(),
             script_rules: Vec::new(),
-            allow_private_upstreams: false,
+            private_hosts: PrivateHosts::default(),
             pinned: BTreeMap::new(),
         }
     }
@@ -73,7 +74,8 @@ pub(crate) struct Shared {
 impl Gateway {
     #[must_use]
     pub fn new(ledger: Arc<dyn Ledger>, config: GatewayConfig) -> Self {
-        let (clients, failures) = (http::Clients::new(), model::FailureCounts::default());
+        let resolver = egress::PublicResolver::new(&config);
+        let (clients, failures) = (http::Clients::new(resolver), model::FailureCounts::default());
         Self { shared: Arc::new(Shared { ledger, config, clients, failures }) }
     }
 

@@ -22,7 +22,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{door::Door, egress, git, http, model, policy};
+use crate::{door::Door, egress, git, http, model, policy, private_hosts};
 
 /// A connection from a sandbox, with the bytes that followed its first line.
 type Stream = BufReader<Box<dyn DoorStream>>;
@@ -191,7 +191,11 @@ async fn connect(door: Arc<Door>, mut stream: Stream, name: &str, port: u16) {
     }
     let network = &door.policy.network;
     let (opened, hint) = match policy::allows(network, name, port) {
-        true => (egress::connect(&door.shared.config, name, port).await, None),
+        true => {
+            let opened = egress::connect(&door.shared.config, name, port).await;
+            let private = matches!(&opened, Err(reason) if reason == egress::PRIVATE_ADDRESS);
+            (opened, private.then(|| private_hosts::hint(name)))
+        }
         false if policy::allows_name(network, name) => {
             (Err(format!("port {port} is not allowed, only 80 and 443").into()), None)
         }

@@ -30,10 +30,12 @@ pub(crate) fn allows(policy: &ResolvedPolicy, name: &str, port: u16) -> bool {
 pub(crate) fn allows_name(policy: &ResolvedPolicy, name: &str) -> bool {
     let ResolvedPolicy::Trusted(entries) = policy else { return false };
     let Some(name) = normalize(name) else { return false };
-    if is_below(&name, OWN_DOMAIN) || name == OWN_DOMAIN {
-        return false;
-    }
-    entries.iter().any(|entry| matches(entry, &name))
+    !is_own_name(&name) && entries.iter().any(|entry| matches(entry, &name))
+}
+
+/// Whether a normalized name is reserved for the gateway.
+pub(crate) fn is_own_name(name: &str) -> bool {
+    is_below(name, OWN_DOMAIN) || name == OWN_DOMAIN
 }
 
 impl ResolvedPolicy {
@@ -80,7 +82,8 @@ pub(crate) fn normalize_entry(entry: &str) -> Option<String> {
     }
 }
 
-fn matches(entry: &str, name: &str) -> bool {
+/// Whether an entry of a policy matches a normalized name.
+pub(crate) fn matches(entry: &str, name: &str) -> bool {
     match entry.strip_prefix("*.") {
         Some(parent) => normalize(parent).is_some_and(|parent| is_below(name, &parent)),
         None => normalize(entry).is_some_and(|entry| entry == name),

@@ -47,6 +47,8 @@ pub(crate) struct Config {
     pub(crate) log_format: LogFormat,
     /// Host names that `trusted` sandboxes may reach besides package registries.
     pub(crate) trusted: Vec<String>,
+    /// Hosts with private addresses that git remotes and trusted names may be at.
+    pub(crate) private_hosts: Vec<String>,
     pub(crate) image: String,
     /// The name of the first token's user, who authors commits.
     pub(crate) author_name: Option<String>,
@@ -138,6 +140,7 @@ impl Config {
             log: file.log.expect(HAS_DEFAULT),
             log_format: file.log_format.expect(HAS_DEFAULT),
             trusted: file.trusted.unwrap_or_default().0,
+            private_hosts: file.private_hosts.unwrap_or_default().0,
             image: file.image.expect(HAS_DEFAULT),
             author_name: file.author_name,
             author_email: file.author_email,

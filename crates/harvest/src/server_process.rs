@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail};
 use harvest_engine::{Engine, Thresholds};
 use harvest_forge::LocalForge;
 use harvest_gateway::{
-    Gateway, GatewayConfig, ScriptRule, host_registries, trusted_names, vault::Vault,
+    Gateway, GatewayConfig, PrivateHosts, ScriptRule, host_registries, trusted_names, vault::Vault,
 };
 use harvest_proto::{
     Secret,
@@ -271,7 +271,8 @@ fn environment_secrets() -> BTreeMap<String, Secret<String>> {
 fn gateway_config(config: &Config, script_rules: Vec<ScriptRule>) -> GatewayConfig {
     let default = GatewayConfig::default();
     let anthropic_url = config.anthropic_url.clone().unwrap_or(default.anthropic_url);
-    GatewayConfig { script_rules, anthropic_url, ..GatewayConfig::default() }
+    let private_hosts = PrivateHosts::new(config.private_hosts.clone());
+    GatewayConfig { script_rules, anthropic_url, private_hosts, ..GatewayConfig::default() }
 }
 
 async fn open_parts(
@@ -302,6 +303,7 @@ async fn open_parts(
             resources: SandboxLimits::default(),
             image: config.image.clone(),
             trusted: Vec::new(),
+            private_hosts: PrivateHosts::new(config.private_hosts.clone()),
             budget_tokens: config.budget_tokens,
         },
     };

@@ -117,26 +117,6 @@ pub(crate) async fn check_snapshot(
     if own { Ok(()) } else { Err(not_owner("snapshot")) }
 }
 
-/// The gateway fetches repositories from this machine's position in the network, so members may use
-/// host names only, never this machine or an IP address. DNS may still resolve a name to either.
-pub(crate) fn check_repository_url(token: &Token, url: &str) -> Result<(), ApiError> {
-    if token.role == Role::Admin || has_public_name(url) {
-        return Ok(());
-    }
-    let detail = "only admins may use a repository at an IP address or on this machine";
-    Err(ApiError::new(StatusCode::FORBIDDEN, "forbidden", detail)
-        .hint("use a URL with a host name, or ask an admin to run `harvest repo add`"))
-}
-
-fn has_public_name(url: &str) -> bool {
-    let rest = url.trim().split_once("://").map_or("", |(_, rest)| rest);
-    let authority = rest.split('/').next().unwrap_or_default();
-    let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host).trim_end_matches('.');
-    // The resolver also accepts `127.1`, `0x7f000001` and `2130706433` as addresses.
-    let last = host.rsplit('.').next().unwrap_or_default().to_ascii_lowercase();
-    last.starts_with(|first: char| first.is_ascii_alphabetic()) && last != "localhost"
-}
-
 fn not_found() -> ApiError {
     ApiError::new(StatusCode::NOT_FOUND, "not_found", "there is no such session")
         .hint("`harvest ls` lists sessions")
@@ -189,31 +169,6 @@ mod tests {
                 path.contains("{session}") || path.contains("{token}"),
                 "{method:?} {path} is `Change`, but its resource has no owner"
             );
-        }
-    }
-
-    #[test]
-    fn ip_addresses_are_not_accepted_as_names() {
-        for url in
-            ["https://github.com/a/b", "http://gitlab/a.git", "https://git.example.org:8443/a"]
-        {
-            assert!(has_public_name(url), "{url}");
-        }
-        for url in [
-            "http://127.0.0.1:1/a",
-            "http://127.1/a",
-            "http://2130706433/a",
-            "http://0x7f000001/a",
-            "http://[::1]/a",
-            "http://[fd00::a]:80/a",
-            "http://localhost/a",
-            "http://LOCALHOST.:80/a",
-            "http://x.localhost/a",
-            "http://169.254.169.254/a",
-            "http:///a",
-            "nonsense",
-        ] {
-            assert!(!has_public_name(url), "{url}");
         }
     }
 

@@ -40,6 +40,11 @@ pub trait Forge: Send + Sync {
         evidence: Evidence,
     ) -> Result<(), ForgeFailure>;
 
+    /// Whether this URL points to a repository of this server's own forge.
+    fn is_own(&self, _url: &str) -> bool {
+        false
+    }
+
     /// A URL to store: the forge's own URLs may change with the server's address.
     fn stable_url(&self, url: &str) -> String {
         url.to_owned()
@@ -89,6 +94,10 @@ impl Forge for LocalForge {
             .await
             .map(drop)
             .map_err(|error| ForgeFailure(Box::new(error)))
+    }
+
+    fn is_own(&self, url: &str) -> bool {
+        self.repository_name(url).is_some()
     }
 
     fn stable_url(&self, url: &str) -> String {

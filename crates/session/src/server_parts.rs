@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use futures_util::FutureExt;
-use harvest_gateway::vault::Vault;
+use harvest_gateway::{PrivateHosts, vault::Vault};
 use harvest_proto::api::{AllowedName, SandboxLimits};
 use harvest_store::{Lease, Store};
 use tokio::sync::Notify;
@@ -38,6 +38,8 @@ pub struct Config {
     pub image: String,
     /// The names `trusted` sandboxes may reach.
     pub trusted: Vec<AllowedName>,
+    /// Hosts with private addresses that repositories may be at.
+    pub private_hosts: PrivateHosts,
     /// The token budget of a session, input and output; beyond it model calls are refused.
     pub budget_tokens: Option<u64>,
 }
@@ -51,6 +53,7 @@ impl Default for Config {
             resources: SandboxLimits::default(),
             image: "claude".to_owned(),
             trusted: Vec::new(),
+            private_hosts: PrivateHosts::default(),
             budget_tokens: None,
         }
     }
@@ -137,6 +140,7 @@ async fn shared(
         removals: Arc::clone(&removals),
         image: config.image,
         trusted,
+        private_hosts: config.private_hosts,
         clock,
     });
     Ok(Shared {

@@ -4,6 +4,7 @@
 pub(crate) mod address;
 pub(crate) mod hello;
 pub(crate) mod host;
+mod resolver;
 
 use std::{borrow::Cow, io, net::SocketAddr, time::Duration};
 
@@ -13,12 +14,16 @@ use tokio::{
     time::timeout,
 };
 
+pub(crate) use resolver::{PrivateAddress, PublicResolver};
+
 use crate::{GatewayConfig, policy};
 
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 // For the complete TLS hello or request head, from the open connection.
 const FIRST_BYTES_TIMEOUT: Duration = Duration::from_secs(30);
+
+pub(crate) const PRIVATE_ADDRESS: &str = "the name resolves to a private address";
 
 /// Why a connection was refused.
 pub(crate) type RefusalReason = Cow<'static, str>;
@@ -29,17 +34,7 @@ pub(crate) async fn connect(
     port: u16,
 ) -> Result<TcpStream, RefusalReason> {
     let name = policy::normalize(name).ok_or("not a valid host name")?;
-    let found = match config.pinned.get(&name) {
-        Some(address) => vec![*address],
-        None => look_up(&name, port).await?,
-    };
-    let allowed =
-        |found: &SocketAddr| config.allow_private_upstreams || address::is_public(found.ip());
-    let usable: Vec<_> = found.into_iter().filter(allowed).collect();
-    if usable.is_empty() {
-        return Err("the name resolves to a private address".into());
-    }
-    for address in usable {
+    for address in resolve(config, &name, port).await? {
         if let Ok(Ok(stream)) = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
             // Small packets of a handshake must not be delayed.
             let _ = stream.set_nodelay(true);
@@ -47,6 +42,22 @@ pub(crate) async fn connect(
         }
     }
     Err("cannot connect to the server".into())
+}
+
+/// The addresses of a normalized name that may be dialled. The caller dials one of them, without
+/// another look-up.
+pub(crate) async fn resolve(
+    config: &GatewayConfig,
+    name: &str,
+    port: u16,
+) -> Result<Vec<SocketAddr>, RefusalReason> {
+    let mut found = match config.pinned.get(name) {
+        Some(address) => vec![*address],
+        None => look_up(name, port).await?,
+    };
+    let private = config.private_hosts.allows_name(name);
+    found.retain(|found| private || address::is_public(found.ip()));
+    if found.is_empty() { Err(PRIVATE_ADDRESS.into()) } else { Ok(found) }
 }
 
 async fn look_up(name: &str, port: u16) -> Result<Vec<SocketAddr>, RefusalReason> {

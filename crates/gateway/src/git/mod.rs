@@ -5,6 +5,7 @@
 mod look;
 mod pktline;
 mod push;
+mod remote_url;
 
 use std::sync::Arc;
 
@@ -18,11 +19,15 @@ use hyper::{
     http::request::Parts,
 };
 
+pub use remote_url::{RemoteUrlError, normalize_remote_url};
+
 use crate::{
     Shared,
     door::Door,
-    http::{self, Abort, Body},
+    egress::{PRIVATE_ADDRESS, PrivateAddress},
+    http::{self, Abort, Body, BodyError, Reach},
     ledger::GitAccess,
+    private_hosts,
     vault::{basic_credentials, redact},
 };
 
@@ -87,16 +92,21 @@ pub(crate) async fn answer(
         let message = "this session has read-only access to this repository";
         return Ok(http::text(StatusCode::FORBIDDEN, message));
     }
-    let remote = match Remote::resolve(&door.shared, access).await {
-        Ok(remote) => remote,
-        Err(refused) => return Ok(refused),
-    };
     let headers = filter_headers(&parts.headers, &[&TO_REMOTE[..], &TO_REMOTE_UNREAD].concat());
     let body = (wanted == GitRequest::Fetch)
         .then(|| reqwest::Body::wrap_stream(BodyDataStream::new(body)));
-    let answered = match remote.send(&door.shared, wanted, headers, body).await {
+    let sent = async {
+        let remote = Remote::resolve(&door.shared, access).await?;
+        remote.send(&door.shared, wanted, headers, body).await
+    };
+    let answered = match sent.await {
         Ok(answered) => answered,
-        Err(refused) => return Ok(refused),
+        Err(refused) => {
+            if let Some(private) = refused.extensions().get::<PrivateRemote>().cloned() {
+                log_private(&door, private).await;
+            }
+            return Ok(refused);
+        }
     };
     let headers = filter_headers(answered.headers(), &FROM_REMOTE);
     let chunks = http::upstream_chunks(answered).map(|chunk| chunk.map(Frame::data));
@@ -119,25 +129,52 @@ fn filter_headers(headers: &HeaderMap, names: &[HeaderName]) -> HeaderMap {
     chosen.map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
+/// Marks a response that refuses a remote at a private address.
+#[derive(Clone)]
+struct PrivateRemote {
+    host: String,
+}
+
+fn refuse_private(repository: &str, url: &reqwest::Url) -> Response<Body> {
+    let host = url.host_str().unwrap_or_default().to_owned();
+    let hint = private_hosts::hint(&host);
+    let message = format!("the remote of `{repository}` is at a private address; {hint}");
+    let mut refused = http::text(StatusCode::FORBIDDEN, &message);
+    refused.extensions_mut().insert(PrivateRemote { host });
+    refused
+}
+
+/// Records the refusal of a remote at a private address.
+async fn log_private(door: &Door, PrivateRemote { host }: PrivateRemote) {
+    door.log_refusal(&host, PRIVATE_ADDRESS, Some(private_hosts::hint(&host))).await;
+}
+
+// The resolver's error is the cause of the client's.
+fn is_private(failed: &BodyError) -> bool {
+    let first: &(dyn std::error::Error + 'static) = failed.as_ref();
+    std::iter::successors(Some(first), |error| error.source())
+        .any(|error| error.is::<PrivateAddress>())
+}
+
 /// The real remote of a repository, with its secret.
 struct Remote {
     name: String,
     url: reqwest::Url,
+    reach: Reach,
     secret: Option<(String, Secret<String>)>,
 }
 
 impl Remote {
     async fn resolve(shared: &Shared, access: &GitAccess) -> Result<Self, Response<Body>> {
-        let invalid = || {
-            let message =
-                format!("the URL registered for `{}` is not an http or https URL", access.name);
+        let url = remote_url::parse(&access.url).map_err(|error| {
+            let message = format!("the URL registered for `{}` is refused: {error}", access.name);
             http::text(StatusCode::BAD_GATEWAY, &message)
-        };
-        let mut url = reqwest::Url::parse(&access.url).map_err(|_| invalid())?;
-        // A URL may contain a password; only the named secret is ever sent.
-        url.set_username("").and_then(|()| url.set_password(None)).map_err(|()| invalid())?;
-        if !matches!(url.scheme(), "http" | "https") {
-            return Err(invalid());
+        })?;
+        let reach = if access.local { Reach::ThisMachine } else { Reach::Public };
+        let private = remote_url::check_host(&url, &shared.config.private_hosts).is_err()
+            || url.host_str().is_some_and(|host| shared.clients.is_proxy(host));
+        if private && !access.local {
+            return Err(refuse_private(access.name.as_str(), &url));
         }
         let secret = match &access.secret {
             None => None,
@@ -152,7 +189,7 @@ impl Remote {
                 }
             },
         };
-        Ok(Self { name: access.name.to_string(), url, secret })
+        Ok(Self { name: access.name.to_string(), url, reach, secret })
     }
 
     /// Sends a request to the remote. Any other response than 200 becomes an error response.
@@ -174,9 +211,10 @@ impl Remote {
         if let Some(value) = self.authorization().map_err(refused)? {
             request.headers_mut().insert(header::AUTHORIZATION, value);
         }
-        match shared.clients.execute(request).await {
+        match shared.clients.execute(request, self.reach).await {
             Ok(answered) if answered.status() == StatusCode::OK => Ok(answered),
             Ok(answered) => Err(self.error_response(answered).await),
+            Err(failed) if is_private(&failed) => Err(refuse_private(&self.name, &self.url)),
             Err(failed) => {
                 tracing::warn!(repository = self.name, error = %self.redact(&failed.to_string()), "cannot reach a git remote");
                 let message =

@@ -11,7 +11,7 @@ use hyper::{
 
 use super::{CLIENT_GONE, Call, CallResult, Reply, UPSTREAM, error, respond, usage::Meter};
 use crate::{
-    http::{self, Body},
+    http::{self, Body, Reach},
     vault::redact,
 };
 
@@ -47,7 +47,7 @@ pub(super) async fn answer(call: &Call, mut reply: Reply) -> CallResult {
         }
     };
     let sent = tokio::select! {
-        sent = call.door.shared.clients.execute(request) => sent,
+        sent = call.door.shared.clients.execute(request, Reach::Any) => sent,
         () = reply.closed() => return CallResult::unused(CLIENT_GONE),
     };
     let upstream = match sent {

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use harvest_gateway::GatewayConfig;
+use harvest_gateway::{GatewayConfig, PrivateHosts};
 use harvest_proto::{
     EventBody,
     door::{DoorReply, DoorRequest},
@@ -29,9 +29,11 @@ async fn echo() -> SocketAddr {
     address
 }
 
-async fn door(allow_private_upstreams: bool) -> TestDoor {
+async fn door(allow_private: bool) -> TestDoor {
     let pinned = [("mirror.example.org".to_owned(), echo().await)].into();
-    let config = GatewayConfig { allow_private_upstreams, pinned, ..GatewayConfig::default() };
+    let allowed = allow_private.then(|| "mirror.example.org".to_owned());
+    let private_hosts = PrivateHosts::new(allowed.into_iter().collect());
+    let config = GatewayConfig { private_hosts, pinned, ..GatewayConfig::default() };
     TestDoor::new(
         RecordingLedger::default(),
         config,

@@ -4,7 +4,7 @@ use std::{collections::HashMap, fs, path::Path};
 
 use axum::Router;
 use harvest_forge::LocalForge;
-use harvest_gateway::{GatewayConfig, ledger::GitAccess};
+use harvest_gateway::{GatewayConfig, PrivateHosts, ledger::GitAccess};
 use harvest_proto::{EventBody, Secret, door::GIT_NAME};
 use tempfile::TempDir;
 use tokio::{net::TcpListener, process::Command};
@@ -37,6 +37,7 @@ impl GitSetup {
         policy.repositories = vec![GitAccess {
             name: "local/app".parse().unwrap(),
             url: forge.url("app"),
+            local: true,
             secret: Some("FORGE_TOKEN".into()),
             branch: branch.map(|name| name.parse().unwrap()),
         }];
@@ -322,6 +323,7 @@ async fn remote_is_checked_from_the_host() {
     let access = GitAccess {
         name: "local/app".parse().unwrap(),
         url: setup.forge.url("app"),
+        local: true,
         secret: Some("FORGE_TOKEN".into()),
         branch: None,
     };
@@ -343,5 +345,59 @@ async fn remote_is_checked_from_the_host() {
         let error = gateway.check_remote(&access).await.unwrap_err();
         assert!(error.contains(why), "{error}");
         assert_eq!(gateway.has_branch(&access, "main").await, None);
+    }
+}
+
+/// A listener on loopback that counts its connections.
+async fn counting_server() -> (u16, std::sync::Arc<std::sync::atomic::AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let dialled = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let counted = std::sync::Arc::clone(&dialled);
+    tokio::spawn(async move {
+        while listener.accept().await.is_ok() {
+            counted.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        }
+    });
+    (port, dialled)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn remote_at_private_address_is_never_dialled() {
+    let (port, dialled) = counting_server().await;
+    let count = || dialled.load(std::sync::atomic::Ordering::SeqCst);
+    let address = std::net::SocketAddr::from(([127, 0, 0, 1], port));
+    for (host, allowed) in [
+        ("127.0.0.1", vec![]),
+        ("loc%61lhost", vec![]),
+        ("rebinding.example", vec![]),
+        ("rebinding.example", vec!["rebinding.example".to_owned()]),
+    ] {
+        let expected = !allowed.is_empty();
+        let mut policy = policy(&[]);
+        policy.repositories = vec![GitAccess {
+            name: "local/app".parse().unwrap(),
+            url: format!("http://{host}:{port}/app.git"),
+            local: false,
+            secret: None,
+            branch: None,
+        }];
+        let config = GatewayConfig {
+            pinned: [("rebinding.example".to_owned(), address)].into(),
+            private_hosts: PrivateHosts::new(allowed),
+            ..GatewayConfig::default()
+        };
+        let door = TestDoor::new(RecordingLedger::default(), config, policy);
+        let inside = door.inside(GIT_NAME, 80).await;
+        let url = format!("http://{inside}/local/app.git/info/refs?service=git-upload-pack");
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let answered = client.get(url).send().await.unwrap();
+        let (status, text) = (answered.status(), answered.text().await.unwrap());
+        assert_eq!(count() > 0, expected, "{host}: {text}");
+        if !expected {
+            assert!(status == 403 && text.contains("private_hosts"), "{host}: {status} {text}");
+            let events = door.ledger.events();
+            assert!(matches!(&events[..], [EventBody::EgressRefused { .. }]), "{events:?}");
+        }
     }
 }

@@ -94,6 +94,10 @@ table! {
             "Host names that sandboxes with the network policy `trusted` may reach besides package \
              registries; `*.example.org` is every name below `example.org`. `harvest net ls` prints \
              the whole list";
+        private_hosts: List, "list of names and addresses", "none",
+            "Hosts on private networks that git remotes and trusted names may be at, such as \
+             `git.corp.example`, `*.corp.example` or `10.0.0.5`; everything else with a private \
+             address is refused";
         image: String, "name", "`claude`",
             "The image sandboxes start from";
         author_name: String, "text", "git's own `user.name`, else `You`",

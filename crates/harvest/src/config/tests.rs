@@ -38,6 +38,7 @@ const SAMPLES: &[(&str, &str, &str)] = &[
     ("log", "\"info\"", "debug"),
     ("log_format", "\"json\"", "text"),
     ("trusted", "[\"file\"]", "env"),
+    ("private_hosts", "[\"file\"]", "env"),
     ("image", "\"file\"", "env"),
     ("author_name", "\"file\"", "env"),
     ("author_email", "\"file\"", "env"),

@@ -102,12 +102,28 @@ async fn shared_resources_are_for_admins() {
     let greedy = json!({"url": "http://127.0.0.1:1/a.git", "secret": "KEY"});
     problem(&add(greedy).await, 403, "forbidden");
     assert_eq!(add(json!({"url": "https://git.example.org/a.git"})).await.status, 201);
-    // The gateway must not be used to reach this machine's network.
-    problem(&add(json!({"url": "http://169.254.169.254/b.git"})).await, 403, "forbidden");
-    let url = "http://localhost:1/c.git";
-    for run in [json!({"repositories": [{"url": url}]}), json!({"repository": url})] {
-        problem(&send(&server, &bob, "POST", "/v1/sessions", run).await, 403, "forbidden");
+}
+
+#[tokio::test]
+async fn repository_at_private_address_is_refused() {
+    let server = TestServer::start().await;
+    // An admin too: the setting decides.
+    for token in [member(&server, "bob").await, server.token.clone()] {
+        for url in ["http://169.254.169.254/b.git", "http://loc%61lhost:1/c.git"] {
+            for (path, body) in [
+                ("/v1/repositories", json!({"url": url})),
+                ("/v1/sessions", json!({"repositories": [{"url": url}]})),
+                ("/v1/sessions", json!({"repository": url})),
+            ] {
+                let refused = send(&server, &token, "POST", path, body).await;
+                problem(&refused, 422, "private_address");
+                let detail = refused.json()["detail"].to_string();
+                assert!(detail.contains("private_hosts"), "{detail}");
+            }
+        }
     }
+    let listed = server.request("GET", "/v1/repositories", &[], "").await;
+    assert_eq!(listed.json()["items"], json!([]));
 }
 
 #[tokio::test]

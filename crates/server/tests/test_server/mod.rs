@@ -5,7 +5,7 @@ mod stubs;
 
 use std::{net::SocketAddr, path::Path, sync::Arc};
 
-use harvest_gateway::vault::Vault;
+use harvest_gateway::{PrivateHosts, vault::Vault};
 use harvest_proto::{
     api::{AllowedName, NameSource, Role},
     bridge::Author,
@@ -113,7 +113,7 @@ impl Stream {
 /// A server with its own store.
 pub(crate) struct TestServer {
     address: SocketAddr,
-    token: String,
+    pub(crate) token: String,
     pub(crate) fake: Fake,
     pub(crate) sessions: Sessions,
     shutdown: CancellationToken,
@@ -306,7 +306,11 @@ async fn server_parts(folder: &Path, fake: Fake) -> ServerParts {
         doors: Arc::new(Stubs),
         forge: Arc::new(Stubs),
         vault: Arc::new(Vault::open(&folder.join("vault.key")).unwrap()),
-        config: Config { trusted: vec![packages], ..Config::default() },
+        config: Config {
+            trusted: vec![packages],
+            private_hosts: PrivateHosts::new(vec!["127.0.0.1".to_owned()]),
+            ..Config::default()
+        },
     })
     .await
     .unwrap()

@@ -41,6 +41,7 @@ impl Repositories {
         GitAccess {
             name: repository.name.clone(),
             url: self.current_url(&repository.url),
+            local: self.shared.forge.is_own(&repository.url),
             secret: repository.secret.clone(),
             branch,
         }

@@ -9,7 +9,7 @@ mod evidence;
 use std::{sync::Arc, time::Duration};
 
 use futures_util::stream::{self, BoxStream, StreamExt};
-use harvest_gateway::DoorObserver;
+use harvest_gateway::{DoorObserver, PrivateHosts, RemoteUrlError, normalize_remote_url};
 use harvest_proto::{
     BranchName, EventBody, NetworkPolicy, RepositoryName, RepositoryRef, SandboxId, SessionId,
     SnapshotId, Upstream,
@@ -55,6 +55,8 @@ pub(crate) struct RepositoryContext {
     pub(crate) image: String,
     /// The names `trusted` sandboxes may reach.
     pub(crate) trusted: Trusted,
+    /// Hosts with private addresses that repositories may be at.
+    pub(crate) private_hosts: PrivateHosts,
     /// For the duration of builds.
     pub(crate) clock: MonotonicClock,
 }
@@ -70,8 +72,7 @@ impl Repositories {
     /// When the URL or name is invalid, the name is taken, or the remote is not a repository or has
     /// no such base.
     pub async fn add(&self, add: AddRepository) -> Result<Repository, SessionError> {
-        let url = add.url.trim().trim_end_matches('/').to_owned();
-        check_url(&url)?;
+        let url = self.checked_url(&add.url)?;
         let provider = &self.shared.sandboxes.provider;
         if let Some(image) = &add.image
             && !provider.can_start_from(&StartFrom::Image(image.clone())).await?
@@ -218,6 +219,21 @@ impl Repositories {
             .boxed())
     }
 
+    /// The normal form of a remote's URL, which is at a public address or on the own forge.
+    pub(crate) fn checked_url(&self, url: &str) -> Result<String, SessionError> {
+        let url = self.current_url(url.trim().trim_end_matches('/'));
+        if self.shared.forge.is_own(&url) {
+            return Ok(url);
+        }
+        normalize_remote_url(&url, &self.shared.private_hosts).map_err(|error| {
+            let code = match error {
+                RemoteUrlError::Invalid(_) => "invalid_url",
+                RemoteUrlError::Private { .. } => "private_address",
+            };
+            SessionError::invalid(code, error.to_string())
+        })
+    }
+
     /// The image of sessions without a repository, and of repositories that name none.
     pub(crate) fn default_image(&self) -> &str {
         &self.shared.image
@@ -342,41 +358,4 @@ fn refusal_observer(progress: Progress) -> DoorObserver {
             let _ = progress.send(BuildLine::EgressRefused { name, reason, hint });
         }
     })
-}
-
-fn check_url(url: &str) -> Result<(), SessionError> {
-    let invalid = |what: &str| Err(SessionError::invalid("invalid_url", what));
-    let rest = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://"));
-    let Some(rest) = rest else {
-        return invalid("a repository URL must start with http:// or https://");
-    };
-    let host = rest.split('/').next().unwrap_or_default();
-    if host.contains('@') {
-        return invalid(
-            "a repository URL cannot contain credentials: store a secret and name it instead",
-        );
-    }
-    // Git remotes need none of these, tokens could hide in them, and URLs are stored in plain text.
-    if rest.contains(['?', '#', '\\']) {
-        return invalid("a repository URL cannot contain `?`, `#` or a backslash");
-    }
-    if host.is_empty() || rest.chars().any(|letter| letter.is_whitespace() || letter.is_control()) {
-        return invalid("invalid repository URL");
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn url_with_credentials_is_refused() {
-        assert!(check_url("https://user:token@example.org/a.git").is_err());
-        assert!(check_url("https://example.org/a.git?access_token=secret").is_err());
-        assert!(check_url("https://example.org/a.git#secret").is_err());
-        assert!(check_url("file:///etc").is_err());
-        assert!(check_url("https://example.org/a b").is_err());
-        assert!(check_url("https://example.org/a.git").is_ok());
-    }
 }

@@ -177,8 +177,7 @@ impl Sessions {
         if let Some(name) = &wanted.name {
             return repositories.get(&repositories.resolve(name).await?).await;
         }
-        let url = wanted.url.as_deref().unwrap_or_default().trim().trim_end_matches('/');
-        let url = &repositories.current_url(url);
+        let url = &repositories.checked_url(wanted.url.as_deref().unwrap_or_default())?;
         if let Some(known) = repositories.list().await?.into_iter().find(|known| known.url == *url)
         {
             return Ok(known);

@@ -281,6 +281,6 @@ async fn copied_folder_survives_new_port_until_removed() {
             "{refused:?}"
         );
     }
-    let image = host.harvest(["repo", "add", "http://127.0.0.1:1/x.git", "--image", "nope"]);
+    let image = host.harvest(["repo", "add", "https://git.example.org/x.git", "--image", "nope"]);
     assert!(image.code == 1 && image.stderr.contains("harvest image ls"), "{image:?}");
 }

@@ -1,7 +1,10 @@
-//! Which names sandboxes may reach, and how a user learns it.
+//! Which names sandboxes may reach, how a user learns it, and that repositories lead to no private
+//! address.
 
 use harvest_e2e::Host;
 use harvest_proto::api::{NameSource, NetworkRules};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
 
 #[tokio::test]
 async fn effective_names_are_listed_with_their_source() {
@@ -30,4 +33,27 @@ async fn build_shows_refused_names_and_how_to_allow_them() {
     ] {
         assert!(built.stderr.contains(words), "{words}: {built:?}");
     }
+}
+
+#[tokio::test]
+async fn repository_on_loopback_is_refused_and_never_dialled() {
+    let host = Host::start().await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    for name in ["127.0.0.1", "loc%61lhost", "lo\u{ad}calhost", "\u{ff11}27.0.0.1"] {
+        let url = format!("http://{name}:{port}/a.git");
+        for body in [json!({ "repository": url }), json!({ "repositories": [{ "url": url }] })] {
+            let mut body = body;
+            body["agent"] = "scripted".into();
+            body["network"] = "none".into();
+            let request = host.request(reqwest::Method::POST, "/v1/sessions").json(&body);
+            let response = request.send().await.unwrap();
+            assert_eq!(response.status(), 422, "{url}");
+            let problem: Value = response.json().await.unwrap();
+            assert_eq!(problem["code"], "private_address", "{url}: {problem}");
+        }
+    }
+    assert_eq!(host.harvest(["repo", "ls", "--json"]).stdout.trim(), "[]");
+    let dialled = tokio::time::timeout(std::time::Duration::ZERO, listener.accept()).await;
+    assert!(dialled.is_err(), "{dialled:?}");
 }
