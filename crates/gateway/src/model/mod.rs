@@ -3,6 +3,7 @@
 
 mod anthropic;
 mod conversation;
+mod outside;
 mod scripted;
 mod usage;
 
@@ -25,6 +26,7 @@ use crate::{
     http::{self, Abort, Body},
 };
 
+use outside::OutsideError;
 pub(crate) use scripted::FailureCounts;
 
 /// The name of the secret with the key of a model service; `None` when it needs none.
@@ -91,6 +93,9 @@ pub(crate) async fn answer(
         Ok(body) => body,
         Err(refused) => return refused,
     };
+    if let Err(refused) = outside::check(&body, &door.policy.network) {
+        return Ok(refuse_outside(&door, refused).await);
+    }
     if let Err(refusal) = door.shared.ledger.reserve(&door.policy.session).await {
         // Agents retry neither 400 nor 403, and call the latter an authentication failure.
         return Ok(error(StatusCode::BAD_REQUEST, "invalid_request_error", &refusal.reason));
@@ -107,6 +112,20 @@ pub(crate) async fn answer(
     let (reply, answered) = oneshot::channel();
     tokio::spawn(call.run(reply));
     answered.await.unwrap_or(Err(Abort))
+}
+
+/// Refuses a request that would make the model service reach what the sandbox may not.
+async fn refuse_outside(door: &Door, refused: OutsideError) -> Response<Body> {
+    let message = match refused {
+        OutsideError::Malformed(message) => message,
+        OutsideError::NotAllowed(name) => {
+            let network = &door.policy.network;
+            let reason = format!("asked of the model service, {}", network.refusal());
+            door.log_refusal(&name, &reason, network.hint(&name)).await;
+            format!("the request asks the model service for {name}, {}", network.refusal())
+        }
+    };
+    error(StatusCode::BAD_REQUEST, "invalid_request_error", &message)
 }
 
 // A body without a length may have the maximum size.

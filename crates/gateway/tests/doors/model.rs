@@ -1,5 +1,7 @@
 //! The model door with the scripted upstream and with a fake Anthropic API.
 
+mod outside;
+
 use std::{
     collections::HashMap,
     convert::Infallible,
@@ -31,7 +33,15 @@ struct Agent {
 
 impl Agent {
     async fn new(ledger: RecordingLedger, config: GatewayConfig, upstream: Upstream) -> Self {
-        let door = TestDoor::new(ledger, config, crate::DoorPolicy { upstream, ..policy(&[]) });
+        Self::with_policy(ledger, config, crate::DoorPolicy { upstream, ..policy(&[]) }).await
+    }
+
+    async fn with_policy(
+        ledger: RecordingLedger,
+        config: GatewayConfig,
+        policy: crate::DoorPolicy,
+    ) -> Self {
+        let door = TestDoor::new(ledger, config, policy);
         let base = format!("http://{}", door.inside(MODEL_NAME, 80).await);
         Self { door, base, client: reqwest::Client::builder().no_proxy().build().unwrap() }
     }
