@@ -1,9 +1,10 @@
 //! Connections to allowed names: resolves the name on the machine, connects to public addresses
-//! only, and forwards bytes once they name the same host. Does not decrypt TLS.
+//! only, and forwards what names the same host: a TLS connection by its hello, plain HTTP request by
+//! request. Does not decrypt TLS.
 
 pub(crate) mod address;
 pub(crate) mod hello;
-pub(crate) mod host;
+mod plain_http;
 mod resolver;
 
 use std::{borrow::Cow, io, net::SocketAddr, time::Duration};
@@ -68,14 +69,17 @@ async fn look_up(name: &str, port: u16) -> Result<Vec<SocketAddr>, RefusalReason
     }
 }
 
-/// Forwards bytes both ways until both ends are done, if the first bytes name the expected host.
+/// Forwards a connection until both ends are done, as far as it names the expected host.
 pub(crate) async fn forward(
     mut inside: impl AsyncRead + AsyncWrite + Unpin,
     mut outside: TcpStream,
     name: &str,
     port: u16,
 ) -> Result<(), RefusalReason> {
-    let first = timeout(FIRST_BYTES_TIMEOUT, first_bytes(&mut inside, name, port))
+    if port != 443 {
+        return plain_http::forward(inside, outside, name).await;
+    }
+    let first = timeout(FIRST_BYTES_TIMEOUT, first_bytes(&mut inside, name))
         .await
         .map_err(|_| "the connection did not name its host in time")??;
     // Either end may close the connection at any time; that is not an error to report.
@@ -93,15 +97,10 @@ pub(crate) async fn forward(
 async fn first_bytes(
     inside: &mut (impl AsyncRead + Unpin),
     name: &str,
-    port: u16,
 ) -> Result<Vec<u8>, RefusalReason> {
     let mut bytes = Vec::new();
     loop {
-        let named = match port {
-            443 => hello::read(&bytes)?,
-            _ => host::read(&bytes)?,
-        };
-        match named {
+        match hello::read(&bytes)? {
             Some(named) if policy::normalize(&named) == policy::normalize(name) => {
                 return Ok(bytes);
             }

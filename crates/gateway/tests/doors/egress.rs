@@ -1,6 +1,9 @@
 //! Connections to names of the network policy.
 
-use std::net::SocketAddr;
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+};
 
 use harvest_gateway::{GatewayConfig, PrivateHosts};
 use harvest_proto::{
@@ -30,7 +33,11 @@ async fn echo() -> SocketAddr {
 }
 
 async fn door(allow_private: bool) -> TestDoor {
-    let pinned = [("mirror.example.org".to_owned(), echo().await)].into();
+    door_to(echo().await, allow_private)
+}
+
+fn door_to(mirror: SocketAddr, allow_private: bool) -> TestDoor {
+    let pinned = [("mirror.example.org".to_owned(), mirror)].into();
     let allowed = allow_private.then(|| "mirror.example.org".to_owned());
     let private_hosts = PrivateHosts::new(allowed.into_iter().collect());
     let config = GatewayConfig { private_hosts, pinned, ..GatewayConfig::default() };
@@ -122,19 +129,63 @@ async fn name_with_private_address_is_refused() {
     assert_eq!(refusals(&door.ledger.events())[0].0, "mirror.example.org");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn http_with_matching_host_passes() {
-    let door = door(true).await;
-    let request = b"GET / HTTP/1.1\r\nHost: mirror.example.org\r\n\r\nbody";
-    assert_eq!(send(&door, 80, request).await, request);
-    assert!(door.ledger.events().is_empty());
+/// A web server that answers with the host, method and body of each request, and records the hosts.
+async fn web_server() -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let record = Arc::clone(&seen);
+    let answer = move |method: axum::http::Method, headers: axum::http::HeaderMap, body: String| {
+        let host = headers["host"].to_str().unwrap().to_owned();
+        record.lock().unwrap().push(host.clone());
+        async move { format!("{method} {host} {body}") }
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let router = axum::Router::new().fallback(answer);
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    (address, seen)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn http_with_other_host_is_cut_before_sending() {
-    let door = door(true).await;
-    assert_eq!(send(&door, 80, b"GET / HTTP/1.1\r\nHost: evil.org\r\n\r\n").await, b"");
+async fn every_plain_http_request_must_name_the_host() {
+    let (address, seen) = web_server().await;
+    let door = door_to(address, true);
+    let good = "GET /a HTTP/1.1\r\nhOST: Mirror.example.org:80\r\n\r\n\
+                POST /b HTTP/1.1\r\nHost: mirror.example.org\r\nContent-Length: 4\r\n\r\nbody";
+    let end = "\r\nConnection: close\r\n\r\n";
+    let last = format!("GET /c HTTP/1.1\r\nHost: mirror.example.org{end}");
+    let answers = send(&door, 80, format!("{good}{last}").as_bytes()).await;
+    let answers = String::from_utf8(answers).unwrap();
+    assert_eq!(answers.matches("200 OK").count(), 3, "{answers}");
+    assert!(answers.contains("POST mirror.example.org body"), "{answers}");
+    assert!(door.ledger.events().is_empty());
+    seen.lock().unwrap().clear();
+    // The second request of a kept-alive connection, pipelined.
+    let evil = "GET /secret HTTP/1.1\r\nHost: evil.org\r\n\r\n";
+    let _ = send(&door, 80, format!("{good}{evil}{last}").as_bytes()).await;
     assert_eq!(refusals(&door.ledger.wait_for_events(1).await)[0].0, "mirror.example.org");
+    assert!(seen.lock().unwrap().iter().all(|host| host.starts_with(['m', 'M'])), "{seen:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ambiguous_plain_http_never_reaches_the_server() {
+    let (address, seen) = web_server().await;
+    let door = door_to(address, true);
+    for head in [
+        "GET / HTTP/1.1\r\nHost: evil.org\r\n\r\n",
+        "GET / HTTP/1.1\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: mirror.example.org\r\nHost: evil.org\r\n\r\n",
+        "GET http://evil.org/ HTTP/1.1\r\nHost: mirror.example.org\r\n\r\n",
+        "CONNECT evil.org:443 HTTP/1.1\r\nHost: mirror.example.org\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost : mirror.example.org\r\n\r\n",
+        "GET / HTTP/1.1\r\n Host: mirror.example.org\r\n\r\n",
+        "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        "SSH-2.0-x\r\n\r\n",
+        "",
+    ] {
+        let answer = send(&door, 80, head.as_bytes()).await;
+        assert!(!String::from_utf8_lossy(&answer).contains("200 OK"), "{head:?}");
+        assert_eq!(*seen.lock().unwrap(), Vec::<String>::new(), "{head:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

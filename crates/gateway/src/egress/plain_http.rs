@@ -1,0 +1,135 @@
+//! Plain HTTP to an allowed name. Every request of a connection is parsed, judged by its host and
+//! sent anew: a server with several names may answer on a kept-alive connection for any of them.
+//! Upgrades to other protocols are not forwarded.
+
+use std::sync::OnceLock;
+
+use http_body_util::BodyExt;
+use hyper::{
+    HeaderMap, Method, Request, Response, Uri, Version,
+    body::Incoming,
+    client::conn::http1::{self as client, SendRequest},
+    header::{self, HeaderValue},
+    server::conn::http1 as server,
+    service::service_fn,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    sync::Mutex,
+};
+
+use super::{FIRST_BYTES_TIMEOUT, RefusalReason};
+use crate::{
+    http::{self, Abort, Body},
+    policy,
+};
+
+// Twice what common servers accept as a request's head.
+const MAX_BUFFER_BYTES: usize = 16 * 1024;
+
+/// Forwards the requests of a connection until it ends, or until one names another host.
+pub(super) async fn forward(
+    inside: impl AsyncRead + AsyncWrite + Unpin,
+    outside: TcpStream,
+    name: &str,
+) -> Result<(), RefusalReason> {
+    let Ok((sender, upstream)) = client::handshake(TokioIo::new(outside)).await else {
+        return Ok(());
+    };
+    let (sender, refused) = (&Mutex::new(sender), &OnceLock::new());
+    let handler = |request: Request<Incoming>| async move {
+        if let Err(reason) = check(request.method(), request.uri(), request.headers(), name) {
+            let _ = refused.set(reason);
+            return Err(Abort);
+        }
+        send(sender, request).await
+    };
+    let mut server = server::Builder::new();
+    server.max_buf_size(MAX_BUFFER_BYTES).half_close(true);
+    server.timer(TokioTimer::new()).header_read_timeout(FIRST_BYTES_TIMEOUT);
+    let served = server.serve_connection(TokioIo::new(inside), service_fn(handler));
+    let mut served = std::pin::pin!(served);
+    let ended = tokio::select! {
+        ended = served.as_mut() => ended,
+        _ = upstream => {
+            // The last response is still sent, but no further request is accepted.
+            served.as_mut().graceful_shutdown();
+            served.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::trace!(name, %error, "a forwarded connection ended early");
+    }
+    refused.get().map_or(Ok(()), |reason: &&'static str| Err((*reason).into()))
+}
+
+async fn send(
+    sender: &Mutex<SendRequest<Incoming>>,
+    mut request: Request<Incoming>,
+) -> Result<Response<Body>, Abort> {
+    *request.version_mut() = Version::HTTP_11;
+    *request.headers_mut() = http::forwarded_headers(request.headers(), &[header::EXPECT]);
+    let mut sender = sender.lock().await;
+    sender.ready().await.map_err(|_| Abort)?;
+    let answered = sender.send_request(request).await.map_err(|_| Abort)?;
+    let (parts, body) = answered.into_parts();
+    let body = body.map_err(Into::into).boxed_unsync();
+    let mut headers = http::forwarded_headers(&parts.headers, &[]);
+    if sender.is_closed() {
+        headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    Ok(http::response(parts.status, headers, body))
+}
+
+/// Checks that a request names the host that was looked up, and no other.
+fn check(method: &Method, uri: &Uri, headers: &HeaderMap, name: &str) -> Result<(), &'static str> {
+    if *method == Method::CONNECT || uri.scheme().is_some() || uri.authority().is_some() {
+        return Err("the request's target is not a path");
+    }
+    let mut hosts = headers.get_all(header::HOST).iter();
+    let (Some(host), None) = (hosts.next(), hosts.next()) else {
+        return Err("the request does not have exactly one host header");
+    };
+    let host = host.to_str().unwrap_or_default();
+    let host = policy::normalize(host.strip_suffix(":80").unwrap_or(host));
+    match host.is_some() && host == policy::normalize(name) {
+        true => Ok(()),
+        false => Err("the connection names another host than the one looked up"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judge(method: &str, target: &str, hosts: &[&'static str]) -> bool {
+        let mut headers = HeaderMap::new();
+        for host in hosts {
+            headers.append(header::HOST, HeaderValue::from_static(host));
+        }
+        let (method, uri) = (method.parse().unwrap(), target.parse().unwrap());
+        check(&method, &uri, &headers, "Example.org").is_ok()
+    }
+
+    #[test]
+    fn request_must_name_the_looked_up_host_once() {
+        for hosts in [["example.org"], ["EXAMPLE.org."], ["example.org:80"]] {
+            assert!(judge("GET", "/a", &hosts), "{hosts:?}");
+        }
+        assert!(judge("OPTIONS", "*", &["example.org"]));
+        for (method, target, hosts) in [
+            ("GET", "/", &[][..]),
+            ("GET", "/", &[""]),
+            ("GET", "/", &["evil.org"]),
+            ("GET", "/", &["example.org", "evil.org"]),
+            ("GET", "/", &["example.org", "example.org"]),
+            ("GET", "/", &["example.org:8080"]),
+            ("GET", "http://evil.org/", &["example.org"]),
+            ("CONNECT", "evil.org:443", &["example.org"]),
+        ] {
+            assert!(!judge(method, target, hosts), "{method} {target} {hosts:?}");
+        }
+    }
+}
