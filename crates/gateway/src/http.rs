@@ -11,6 +11,7 @@ use std::{
 
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt, TryStreamExt, stream};
+use harvest_proto::Secret;
 use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
 use hyper::{
     HeaderMap, Request, Response, StatusCode,
@@ -25,7 +26,7 @@ use tokio::{
     sync::mpsc,
 };
 
-use crate::egress::PublicResolver;
+use crate::{egress::PublicResolver, redact_stream::StreamRedactor};
 
 /// An error in the middle of a body. The receiver sees its connection cut.
 pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
@@ -119,11 +120,23 @@ pub(crate) fn forwarded_headers(headers: &HeaderMap, without: &[HeaderName]) -> 
         .collect()
 }
 
-/// The chunks of an upstream's response. An error does not contain the URL.
+/// The chunks of an upstream's response, with these secrets masked. An error does not contain the
+/// URL.
 pub(crate) fn upstream_chunks(
     response: reqwest::Response,
-) -> impl Stream<Item = Result<Bytes, BodyError>> + Send + 'static {
-    response.bytes_stream().map_err(|failed| failed.without_url().into())
+    secrets: &[&Secret<String>],
+) -> impl Stream<Item = Result<Bytes, BodyError>> + Send + Unpin + use<> {
+    let mut redactor = StreamRedactor::new(secrets);
+    let chunks = response.bytes_stream().map(Some).chain(stream::iter([None]));
+    chunks.filter_map(move |chunk| {
+        let masked = match chunk {
+            Some(Ok(chunk)) => Ok(redactor.push(chunk)),
+            Some(Err(failed)) => Err(failed.without_url().into()),
+            None => Ok(redactor.finish()),
+        };
+        let empty = masked.as_ref().is_ok_and(Bytes::is_empty);
+        std::future::ready((!empty).then_some(masked))
+    })
 }
 
 /// The text of an upstream's response, cut after about `max` bytes.

@@ -15,6 +15,7 @@ mod listener;
 mod model;
 mod policy;
 mod private_hosts;
+mod redact_stream;
 mod registries;
 pub mod vault;
 

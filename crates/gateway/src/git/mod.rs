@@ -44,8 +44,9 @@ const TO_REMOTE: [HeaderName; 6] = [
     header::USER_AGENT,
     GIT_PROTOCOL,
 ];
-// Compression is between git and the forge, except where the gateway has to read the body.
-const TO_REMOTE_UNREAD: [HeaderName; 2] = [header::ACCEPT_ENCODING, header::CONTENT_ENCODING];
+// Git may compress its request, except where the gateway has to read the body. No compressed
+// response is requested: secrets could not be masked in it.
+const TO_REMOTE_UNREAD: [HeaderName; 1] = [header::CONTENT_ENCODING];
 const FROM_REMOTE: [HeaderName; 5] = [
     header::CONTENT_TYPE,
     header::CONTENT_ENCODING,
@@ -97,10 +98,11 @@ pub(crate) async fn answer(
         .then(|| reqwest::Body::wrap_stream(BodyDataStream::new(body)));
     let sent = async {
         let remote = Remote::resolve(&door.shared, access).await?;
-        remote.send(&door.shared, wanted, headers, body).await
+        let answered = remote.send(&door.shared, wanted, headers, body).await?;
+        Ok::<_, Response<Body>>((remote, answered))
     };
-    let answered = match sent.await {
-        Ok(answered) => answered,
+    let (remote, answered) = match sent.await {
+        Ok(sent) => sent,
         Err(refused) => {
             if let Some(private) = refused.extensions().get::<PrivateRemote>().cloned() {
                 log_private(&door, private).await;
@@ -109,7 +111,8 @@ pub(crate) async fn answer(
         }
     };
     let headers = filter_headers(answered.headers(), &FROM_REMOTE);
-    let chunks = http::upstream_chunks(answered).map(|chunk| chunk.map(Frame::data));
+    let chunks = http::upstream_chunks(answered, &remote.secrets());
+    let chunks = chunks.map(|chunk| chunk.map(Frame::data));
     Ok(http::response(StatusCode::OK, headers, StreamBody::new(chunks).boxed_unsync()))
 }
 
@@ -235,9 +238,12 @@ impl Remote {
         Ok(Some(value))
     }
 
+    fn secrets(&self) -> Vec<&Secret<String>> {
+        self.secret.iter().map(|(_, secret)| secret).collect()
+    }
+
     fn redact(&self, text: &str) -> String {
-        let secrets: Vec<_> = self.secret.iter().map(|(_, secret)| secret).collect();
-        redact(text, &secrets)
+        redact(text, &self.secrets())
     }
 
     // A 401 would make git ask for a password, and a redirect would lead to an unreachable host.

@@ -114,15 +114,15 @@ struct Push {
 impl Push {
     async fn run(self, head: Bytes, body: Incoming, reply: oneshot::Sender<Response<Body>>) {
         // Sending the response fails when git has disconnected; the push counts anyway.
-        let answered = match self.send(head, body).await {
-            Ok(answered) => answered,
+        let (remote, answered) = match self.send(head, body).await {
+            Ok(sent) => sent,
             Err(refused) => return drop(reply.send(refused)),
         };
         let (sender, body) = http::streamed();
         let headers = filter_headers(answered.headers(), &FROM_REMOTE);
         drop(reply.send(http::response(StatusCode::OK, headers, body)));
         let (mut report, mut logged) = (Report::of(&self.commands), false);
-        let mut chunks = http::upstream_chunks(answered);
+        let mut chunks = http::upstream_chunks(answered, &remote.secrets());
         while let Some(chunk) = chunks.next().await {
             if let Ok(chunk) = &chunk {
                 report.observe(chunk);
@@ -133,12 +133,18 @@ impl Push {
         }
     }
 
-    async fn send(&self, head: Bytes, body: Incoming) -> Result<reqwest::Response, Response<Body>> {
+    async fn send(
+        &self,
+        head: Bytes,
+        body: Incoming,
+    ) -> Result<(Remote, reqwest::Response), Response<Body>> {
         let remote = Remote::resolve(&self.door.shared, &self.access).await?;
         let head = stream::iter([Ok(head)]);
         let body = reqwest::Body::wrap_stream(head.chain(BodyDataStream::new(body)));
         let headers = filter_headers(&self.parts.headers, &TO_REMOTE);
-        remote.send(&self.door.shared, GitRequest::Push, headers, Some(body)).await
+        let answered =
+            remote.send(&self.door.shared, GitRequest::Push, headers, Some(body)).await?;
+        Ok((remote, answered))
     }
 
     async fn log_if_accepted(&self, report: &Report) -> bool {

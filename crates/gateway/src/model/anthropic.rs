@@ -102,7 +102,7 @@ async fn forward(
     if reply.send(Ok(http::response(status, headers, body))).is_err() {
         return CallResult::unused(CLIENT_GONE);
     }
-    let mut chunks = http::upstream_chunks(upstream);
+    let mut chunks = http::upstream_chunks(upstream, &[key]);
     loop {
         let chunk = tokio::select! {
             chunk = chunks.next() => chunk,

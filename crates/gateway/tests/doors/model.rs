@@ -1,6 +1,7 @@
 //! The model door with the scripted upstream and with a fake Anthropic API.
 
 mod outside;
+mod redaction;
 
 use std::{
     collections::HashMap,
