@@ -6,7 +6,7 @@ use harvest_proto::{
     api::{AllowedName, NameSource, NetworkRules},
 };
 
-use crate::{Invocation, cli::NetCommand, client::Client, printer::table};
+use crate::{Invocation, cli::NetCommand, client::Client, table};
 
 pub(crate) async fn run(ctx: &Invocation, verb: &NetCommand) -> Result<u8> {
     let NetCommand::Ls { session, repository } = verb;
@@ -22,7 +22,7 @@ pub(crate) async fn run(ctx: &Invocation, verb: &NetCommand) -> Result<u8> {
     let row = |allowed: &AllowedName| [allowed.name.clone(), describe_source(allowed)];
     ctx.print.result(&rules, |rules| match rules.names.is_empty() {
         true => String::new(),
-        false => table(["NAME", "FROM"], rules.names.iter().map(row)),
+        false => table::plain(["NAME", "FROM"], rules.names.iter().map(row)),
     })?;
     match rules.policy {
         NetworkPolicy::None => {
