@@ -18,6 +18,7 @@ const LOOP_SET_CAPACITY: c_ulong = 0x4C07;
 const LOOP_CONFIGURE: c_ulong = 0x4C0A;
 const LOOP_CTL_GET_FREE: c_ulong = 0x4C82;
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
+const LO_FLAGS_DIRECT_IO: u32 = 16;
 
 // Between asking for a free device and configuring it, another process may take the device.
 const MAX_ATTEMPTS: u32 = 64;
@@ -61,13 +62,24 @@ pub(crate) struct LoopDevice {
 impl LoopDevice {
     /// Attaches `backing`, which must be open for writing, to a free loop device.
     pub(crate) fn attach(backing: &File) -> io::Result<Self> {
+        Self::attach_with(backing, LO_FLAGS_AUTOCLEAR)
+    }
+
+    /// [`LoopDevice::attach`] without the host's page cache: the file system on the device has its
+    /// own, and a flush need not write the host's first. The kernel ignores this where the host's
+    /// file system cannot do it.
+    pub(crate) fn attach_uncached(backing: &File) -> io::Result<Self> {
+        Self::attach_with(backing, LO_FLAGS_AUTOCLEAR | LO_FLAGS_DIRECT_IO)
+    }
+
+    fn attach_with(backing: &File, flags: u32) -> io::Result<Self> {
         let control = OpenOptions::new().read(true).write(true).open(CONTROL)?;
         let taken = |error: &io::Error| {
             matches!(error.raw_os_error(), Some(libc::EBUSY | libc::ENXIO | libc::ENOENT))
         };
         let mut last = io::Error::from(io::ErrorKind::ResourceBusy);
         for _ in 0..MAX_ATTEMPTS {
-            match Self::attach_next(&control, backing) {
+            match Self::attach_next(&control, backing, flags) {
                 // Another process took the device, or removed it.
                 Err(error) if taken(&error) => last = error,
                 result => return result,
@@ -76,7 +88,7 @@ impl LoopDevice {
         Err(last)
     }
 
-    fn attach_next(control: &File, backing: &File) -> io::Result<Self> {
+    fn attach_next(control: &File, backing: &File, flags: u32) -> io::Result<Self> {
         // SAFETY: this request takes no argument.
         let number = check(unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) })?;
         let path = PathBuf::from(format!("/dev/loop{number}"));
@@ -85,7 +97,7 @@ impl LoopDevice {
         let mut config: LoopConfig = unsafe { std::mem::zeroed() };
         config.file =
             u32::try_from(backing.as_raw_fd()).map_err(|_| io::ErrorKind::InvalidInput)?;
-        config.info.flags = LO_FLAGS_AUTOCLEAR;
+        config.info.flags = flags;
         // SAFETY: the kernel reads a `struct loop_config` and keeps no pointer to it.
         check(unsafe { libc::ioctl(writable.as_raw_fd(), LOOP_CONFIGURE, &raw const config) })?;
         // Opened again before `writable` is dropped, or autoclear would detach the device.
@@ -139,6 +151,8 @@ fn check(result: c_int) -> io::Result<c_int> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::OpenOptionsExt;
+
     use super::*;
 
     fn size_of(device: &LoopDevice) -> u64 {
@@ -153,6 +167,20 @@ mod tests {
             (std::mem::size_of::<LoopInfo>(), std::mem::size_of::<LoopConfig>()),
             (232, 304)
         );
+    }
+
+    #[test]
+    fn uncached_device_uses_direct_io_if_possible() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("backing");
+        let backing =
+            OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
+        backing.set_len(1 << 20).unwrap();
+        let device = LoopDevice::attach_uncached(&backing).unwrap();
+        let flags = status(&device.file).unwrap().flags;
+        let open = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(&path);
+        assert_eq!(flags & LO_FLAGS_DIRECT_IO != 0, open.is_ok());
+        assert_ne!(flags & LO_FLAGS_AUTOCLEAR, 0);
     }
 
     #[test]
