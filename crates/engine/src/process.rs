@@ -33,6 +33,16 @@ pub(crate) fn start_ticks(pid: u32) -> Option<u64> {
     fields.nth(18)?.parse().ok()
 }
 
+/// Whether a process is exiting but not dead yet.
+pub(crate) fn is_exiting(pid: u32) -> bool {
+    // From <linux/sched.h>.
+    const PF_EXITING: u64 = 4;
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let fields = stat.rfind(')').map_or("", |end| &stat[end + 1..]);
+    let flags = fields.split_whitespace().nth(6).and_then(|flags| flags.parse::<u64>().ok());
+    flags.is_some_and(|flags| flags & PF_EXITING != 0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -42,5 +52,16 @@ mod tests {
         let own = start_ticks(std::process::id()).unwrap();
         assert!(own > 0);
         assert_eq!(start_ticks(u32::MAX), None);
+    }
+
+    #[test]
+    fn zombies_are_exiting_and_live_processes_are_not() {
+        assert!(!is_exiting(std::process::id()) && !is_exiting(u32::MAX));
+        let mut child = Command::new("true").spawn().unwrap();
+        while start_ticks(child.id()).is_some() {
+            std::thread::yield_now();
+        }
+        assert!(is_exiting(child.id()));
+        child.wait().unwrap();
     }
 }

@@ -33,7 +33,7 @@ use crate::{
     home::Home,
     isolate::{Assignment, SUPERVISOR_LOG, ids::Claim},
     plan::{HostFacts, Plan, Redirect, plan},
-    process::{boot_id, start_ticks},
+    process::{boot_id, is_exiting, start_ticks},
     sandbox_record::{Record, RecordedState},
     spec::{Network, Owner, VolumeName},
 };
@@ -41,6 +41,9 @@ use freeze::FREEZE_HOLD;
 use limits::LimitState;
 use standby_pool::StandbyPool;
 
+// A pid 1 that was killed waits for all its processes to die, and on cgroup v1 frozen ones do not.
+// Its pidfd reports only the end of that.
+const EXIT_POLL: Duration = Duration::from_secs(1);
 const FREEZE_POLL: Duration = Duration::from_millis(1);
 // Maximum size of a supervisor's log; a larger one is emptied.
 const LOG_BYTES: u64 = 1 << 20;
@@ -303,11 +306,11 @@ impl SandboxTable {
                 wake_by(now + FREEZE_POLL);
             }
             match live.thaw_at {
-                Some(at) if at <= now => {
+                Some(at) if at <= now || is_exiting(live.pid) => {
                     live.thaw_at = None;
                     let _ = self.cgroups.freeze(id, &live.cgroup, &live.pidfd, false);
                 }
-                Some(at) => wake_by(at),
+                Some(at) => wake_by(at.min(now + EXIT_POLL)),
                 None => {}
             }
         }

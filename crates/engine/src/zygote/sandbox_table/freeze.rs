@@ -9,7 +9,7 @@ use std::{
 use harvest_proto::SandboxId;
 
 use super::{Event, SandboxTable};
-use crate::error::StepError;
+use crate::{error::StepError, process::is_exiting};
 
 // How long a freeze lasts without renewal: the client that asked may be dead.
 pub(super) const FREEZE_HOLD: Duration = Duration::from_secs(5);
@@ -26,8 +26,9 @@ impl SandboxTable {
         hold_millis: Option<u64>,
     ) -> Option<Result<(), StepError>> {
         // A sandbox being killed must not be frozen: frozen processes on cgroup v1 do not die.
-        let live =
-            self.live.get_mut(id).filter(|live| live.ended.is_none() && live.killed.is_none())?;
+        let live = self.live.get_mut(id).filter(|live| {
+            live.ended.is_none() && live.killed.is_none() && !is_exiting(live.pid)
+        })?;
         let result = self.cgroups.freeze(id, &live.cgroup, &live.pidfd, true);
         if result.is_ok() {
             live.hold = hold_millis.map_or(FREEZE_HOLD, Duration::from_millis).min(MAX_FREEZE_HOLD);

@@ -200,6 +200,26 @@ fn sandbox_can_be_removed_during_commands() {
 }
 
 #[test]
+fn killed_pid_1_of_frozen_sandbox_is_noticed() {
+    let world = World::new();
+    for with_zygote in [false, true] {
+        let running = world.start();
+        let range = range(&running);
+        shell(&running, "(setsid sleep 1000 >/dev/null 2>&1 &); true");
+        world.engine.freeze_for(&running.id, Duration::from_secs(600)).unwrap();
+        if with_zygote {
+            assert!(world.zygotes().into_iter().all(|pid| signal(pid, "-9")));
+        }
+        assert!(signal(running.pid, "-9"));
+        // The next request starts the next zygote.
+        let _ = world.engine.thaw(&SandboxId::random());
+        let is_dead = || matches!(world.engine.find(&running.id), Ok(SandboxState::Dead { .. }));
+        eventually("the end of the sandbox", is_dead);
+        assert_eq!(processes_of(range), [0u32; 0]);
+    }
+}
+
+#[test]
 fn externally_frozen_sandbox_can_be_killed() {
     let world = World::new();
     let running = world.start();
