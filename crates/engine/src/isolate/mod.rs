@@ -20,6 +20,7 @@ use std::{
     fs, io,
     os::fd::{AsFd, OwnedFd},
     path::PathBuf,
+    time::Duration,
 };
 
 use harvest_proto::launch::{Descriptor, Launch};
@@ -63,7 +64,12 @@ pub(crate) struct SpawnContext<'a> {
     pub(crate) assignment_socket: &'a OwnedFd,
 }
 
-/// Turns a prepared pid 1 into one sandbox. Attached: the layers, the binds, the volumes.
+// Unmounting an overlay syncs the disk below it. A start does not wait for a slow one: no process
+// uses the old mount any more, the kernel only warns.
+const UNMOUNT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Turns a prepared pid 1 into one sandbox. Attached: the layers, the binds, the volumes, and with
+/// `after_unmount` the process that still unmounts one of the layers.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Assignment {
     /// The steps after [`Step::AwaitAssignment`].
@@ -74,6 +80,8 @@ pub(crate) struct Assignment {
     pub(crate) writable: PathBuf,
     /// Folder of the sockets.
     pub(crate) run: PathBuf,
+    /// A layer is still the writable layer of an ended sandbox's overlay.
+    pub(crate) after_unmount: bool,
     /// The supervisor's launch; its descriptors are collected by the steps.
     pub(crate) launch: Launch,
 }
@@ -166,6 +174,11 @@ impl StepRunner {
         let gone = || StepError::new("wait for the zygote", io::ErrorKind::UnexpectedEof);
         let (mut assignment, files) = received.ok_or_else(gone)?;
         self.passed = files;
+        if assignment.after_unmount
+            && let Some(unmounting) = self.passed.pop()
+        {
+            let _ = syscall::is_readable(&unmounting, UNMOUNT_TIMEOUT);
+        }
         let steps = std::mem::take(&mut assignment.steps);
         self.assignment = Some(assignment);
         Ok(steps)

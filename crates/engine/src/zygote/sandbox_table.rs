@@ -10,7 +10,7 @@ mod standby_pool;
 use std::{
     collections::BTreeMap,
     fs, io,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::PathBuf,
     time::{Duration, Instant},
 };
@@ -175,7 +175,11 @@ impl SandboxTable {
             LimitState::new(&record.limits, record.lifetime_start(), !self.home.has_quotas());
         let volumes: Vec<VolumeName> =
             record.volumes.iter().map(|volume| volume.name.clone()).collect();
-        if let Err(error) = self.assign(&standby, record, &plan, &descriptors, owner_started) {
+        let unmount = self.mount_cache.pending_unmount(&descriptors[..layers.len()]);
+        let files: Vec<_> = descriptors.iter().chain(&unmount).map(AsFd::as_fd).collect();
+        let after_unmount = unmount.is_some();
+        let assigned = self.assign(&standby, record, &plan, &files, owner_started, after_unmount);
+        if let Err(error) = assigned {
             standby.discard(&self.cgroups);
             // The state may already say that it runs, and a running sandbox cannot be started
             // again.
@@ -211,8 +215,9 @@ impl SandboxTable {
         standby: &Standby,
         record: Record,
         plan: &Plan,
-        descriptors: &[OwnedFd],
+        files: &[BorrowedFd<'_>],
         owner_started: Option<u64>,
+        after_unmount: bool,
     ) -> Result<(), StepError> {
         let state = RecordedState::Running {
             boot: boot_id().to_owned(),
@@ -231,6 +236,7 @@ impl SandboxTable {
             folder: self.home.sandbox(&id),
             writable: self.home.writable(&id),
             run: self.home.sandbox_run(&id),
+            after_unmount,
             launch: Launch {
                 sandbox: id,
                 descriptors: Vec::new(),
@@ -242,8 +248,7 @@ impl SandboxTable {
                 cpus: Vec::new(),
             },
         };
-        let files: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-        send(&standby.assignment_socket, &assignment, &files).doing(|| "send pid 1 its assignment")
+        send(&standby.assignment_socket, &assignment, files).doing(|| "send pid 1 its assignment")
     }
 
     fn owner(&self, record: &Record) -> Result<Option<(u64, OwnedFd)>, StepError> {

@@ -216,3 +216,33 @@ fn gc_removes_unused_layers_but_not_running_ones() {
     // The world's cleanup needs the base layer.
     fs::create_dir(world.folder.path().join("cache/layers/base")).unwrap();
 }
+
+// Unmounting an overlay syncs its disk, which takes longer than a start.
+#[test]
+fn saved_layer_is_unmounted_before_the_next_start() {
+    btrfs::enter_mount_namespace();
+    let world = World::new();
+    let running = world.start();
+    shell(&running, "busybox dd if=/dev/zero of=/large bs=1M count=64 2>/dev/null");
+    let snapshot = world.engine.stop_and_save(&running.id, &SnapshotId::random()).unwrap();
+    let from = Origin::Snapshot(snapshot.id.clone());
+    world.engine.start(&Spec { from, ..world.spec() }).unwrap();
+    let layer = world.home.join("layers").join(snapshot.layers.last().unwrap().as_str());
+    let at = tempfile::tempdir().unwrap();
+    for name in ["upper", "work", "mnt"] {
+        fs::create_dir(at.path().join(name)).unwrap();
+    }
+    // With an index the kernel refuses a layer that another overlay writes to.
+    let options = format!(
+        "index=on,lowerdir={},upperdir={at}/upper,workdir={at}/work",
+        layer.display(),
+        at = at.path().display()
+    );
+    let mounted = HostCommand::new("mount")
+        .args(["-t", "overlay", "overlay", "-o", &options])
+        .arg(at.path().join("mnt"))
+        .output()
+        .unwrap();
+    assert!(mounted.status.success(), "{mounted:?}");
+    assert!(HostCommand::new("umount").arg(at.path().join("mnt")).status().unwrap().success());
+}

@@ -84,7 +84,8 @@ impl SandboxTable {
         if let Some(live) = self.live.remove(id) {
             live.claim.release();
             if let Some(mounts) = live.mounts {
-                self.mount_cache.unmount_async(mounts);
+                let upper = self.home.writable(id).join("upper");
+                self.mount_cache.unmount_async(mounts, &upper);
             }
         }
     }
