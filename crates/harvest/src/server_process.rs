@@ -34,7 +34,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    atomic_write::write_private,
+    atomic_write::{remove_unfinished, write_private},
     client::{Client, ServerFile},
     config::{Config, process_env},
     database, log,
@@ -406,6 +406,7 @@ fn lock_home(home: &Path) -> Result<File> {
         let message = format!("another server runs from {}", home.display());
         bail!(Advice::new(message, "stop it with `harvest down`, or use another home with --home"));
     }
+    remove_unfinished(home);
     Ok(file)
 }
 

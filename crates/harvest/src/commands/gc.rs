@@ -26,9 +26,13 @@ pub(crate) async fn run(ctx: &Invocation, args: &GcArgs) -> Result<u8> {
     }
     // First, since retention makes more data unused.
     let retained = if args.all { None } else { retention_report::apply(ctx, args.dry_run).await? };
-    let collected: GarbageReport = Backend::find(&ctx.config)?
-        .post("/v1/gc", &CollectGarbage { dry_run: args.dry_run })
-        .await?;
+    let backend = Backend::find(&ctx.config)?;
+    let collected: GarbageReport =
+        backend.post("/v1/gc", &CollectGarbage { dry_run: args.dry_run }).await?;
+    if args.all {
+        // The collection has mounted a store in a file again.
+        backend.stop_idle_zygote().await?;
+    }
     let dropped = retained.map(|retained| retained.dropped);
     ctx.print.document(&GcDocument { collected: &collected, dropped })?;
     let verb = if args.dry_run { "Would remove" } else { "Removed" };

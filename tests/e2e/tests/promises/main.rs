@@ -13,6 +13,7 @@ mod faults_host;
 mod faults_inside;
 mod followers;
 mod freeze_pause_restore;
+mod gc_all;
 mod history;
 mod inputs;
 mod keys_and_budget;
