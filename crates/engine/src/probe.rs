@@ -21,7 +21,7 @@ pub use harvest_proto::api::{Finding, FindingLevel as Level};
 use crate::{Engine, home::Config, syscall};
 
 /// The ids of all findings, in display order.
-pub const FINDINGS: [&str; 20] = [
+pub const FINDINGS: [&str; 21] = [
     "probe",
     "privileges",
     "kernel",
@@ -38,6 +38,7 @@ pub const FINDINGS: [&str; 20] = [
     "redirect",
     "loop_devices",
     "inotify",
+    "host_tables",
     "supervisor",
     "store",
     "disk_home",

@@ -65,6 +65,8 @@ pub(crate) struct Config {
     pub(crate) database: Option<DatabaseUrl>,
     pub(crate) clocks: Timeouts,
     pub(crate) limits: Limits,
+    /// The limits of a sandbox whose creator gives none.
+    pub(crate) sandbox_limits: harvest_engine::Limits,
     pub(crate) retention: Retention,
 }
 
@@ -150,6 +152,7 @@ impl Config {
             state_bytes: file.state_size.expect(HAS_DEFAULT).0,
             database,
             clocks: file.clocks.timeouts()?,
+            sandbox_limits: file.limits.sandbox_limits(),
             limits: file.limits.limits()?,
             retention: file.retention.rules()?,
         })

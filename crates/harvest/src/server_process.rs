@@ -225,6 +225,7 @@ pub(crate) fn open_engine(config: &Config) -> Result<Engine> {
 /// The sandboxes, images and volumes of this home; needs no server.
 pub(crate) fn local_provider(engine: Engine, config: &Config) -> Arc<Local> {
     let local = Local::new(engine, recipes::all(&config.home));
+    let local = local.with_default_limits(config.sandbox_limits);
     Arc::new(local.with_state_bytes(config.state_bytes))
 }
 

@@ -34,6 +34,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     error::{Doing, StepError},
     fd_passing::{receive, send_with},
+    host_tables::HostTables,
     plan::{Namespace, Step},
     syscall::{self, Side},
 };
@@ -263,7 +264,9 @@ fn resource_limits(processes: Option<u32>) -> Result<(), StepError> {
     // 1, not 0: with a limit of 0 the kernel still runs the host's crash handler.
     let core = Rlimit { current: Some(1), maximum: Some(1) };
     setrlimit(Resource::Core, core).doing(|| "forbid core dumps")?;
-    // The usual default; a program may raise it. The zygote's own limit is at its maximum.
-    let files = Rlimit { current: Some(1024), maximum: getrlimit(Resource::Nofile).maximum };
+    // The usual default, which a program may raise up to its share of the host's table.
+    let most = HostTables::read().open_files();
+    let most = getrlimit(Resource::Nofile).maximum.map_or(most, |maximum| maximum.min(most));
+    let files = Rlimit { current: Some(1024.min(most)), maximum: Some(most) };
     setrlimit(Resource::Nofile, files).doing(|| "limit open files")
 }

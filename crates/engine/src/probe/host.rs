@@ -13,10 +13,13 @@ use rustix::{
 use super::{Finding, Level, bad, fail, ok, stack, warn};
 use crate::{
     child_probe::{Outcome, in_child},
+    host_tables::HostTables,
     isolate::seccomp,
     rootless, syscall,
 };
 
+// Sixteen sandboxes with 4,096 processes each use half of them.
+const MIN_PIDS: u64 = 131_072;
 const MIN_KERNEL: (u32, u32) = (6, 1);
 // An unprivileged user that runs nothing else.
 const NOBODY: u32 = 65_534;
@@ -90,6 +93,7 @@ pub(super) fn findings(home: &Path) -> Vec<Finding> {
         ),
         loop_devices(),
         inotify(),
+        host_tables(HostTables::read(), user),
     ];
     findings.extend(stack::findings(home, user));
     findings
@@ -294,9 +298,40 @@ fn inotify() -> Finding {
     warn("inotify", found, fix)
 }
 
+/// Tables that all sandboxes share with the host.
+fn host_tables(tables: HostTables, user: ProbeUser) -> Finding {
+    let id = "host_tables";
+    let found = format!("{} pids, {} open files", tables.pids, tables.files);
+    // The zygote of root removes the limit of open files.
+    if !tables.has_enough_files() && !user.is_host_root() {
+        let fix = "sysctl fs.file-max=9223372036854775807";
+        return warn(id, format!("{found}: one sandbox could open all of them"), fix);
+    }
+    if tables.pids < MIN_PIDS {
+        let fix = "sysctl kernel.pid_max=4194304 kernel.threads-max=1000000";
+        return warn(id, format!("{found}: sandboxes get fewer than 4096 processes"), fix);
+    }
+    ok(id, found)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn small_host_tables_are_a_warning() {
+        let (root, other) = (ProbeUser { uid: 0, gid: 0 }, ProbeUser { uid: 1000, gid: 1000 });
+        let tables = HostTables::read();
+        for (files, pids, user, level) in [
+            (1 << 50, 1 << 22, root, Level::Ok),
+            (1 << 20, 1 << 22, root, Level::Ok),
+            (1 << 20, 1 << 22, other, Level::Warn),
+            (1 << 50, 32_768, root, Level::Warn),
+        ] {
+            let finding = host_tables(HostTables { files, pids, ..tables }, user);
+            assert_eq!(finding.level, level, "{finding:?}");
+        }
+    }
 
     #[test]
     fn kernel_version_is_compared_as_numbers() {

@@ -39,6 +39,7 @@ use crate::{
     error::{Doing, StepError},
     facts::{DisabledFeature, RedirectProbe},
     home::Home,
+    host_tables,
     isolate::{ids, mounts},
     plan::{NODES, Plan},
     rootless,
@@ -119,6 +120,7 @@ fn prepare(
     // Three descriptors per sandbox and one per client, for hundreds of both.
     let files = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files });
+    host_tables::remove_file_limit();
     // Best effort: lowering the score needs CAP_SYS_RESOURCE on the host.
     let _ = fs::write("/proc/self/oom_score_adj", "-900");
     let claims = Path::new(ids::CLAIMS);

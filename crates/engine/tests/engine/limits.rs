@@ -122,3 +122,16 @@ fn oom_kill_inside_a_pipeline_is_reported() {
     }
     assert_eq!(shell(&running, "exit 137").exit, Exit::Code(137));
 }
+
+#[test]
+fn all_processes_together_cannot_exhaust_host_files() {
+    let world = World::new();
+    let running = world.start();
+    let limit =
+        |kind: &str| shell(&running, &format!("ulimit -{kind}n")).out.parse::<u64>().unwrap();
+    let (soft, hard) = (limit("S"), limit("H"));
+    assert_eq!(soft, 1024);
+    let host = fs::read_to_string("/proc/sys/fs/file-max").unwrap();
+    let host = host.trim().parse::<u64>().unwrap();
+    assert!(hard * u64::from(Limits::default().pids) <= host / 2, "{hard} of {host}");
+}

@@ -20,10 +20,10 @@ pub(crate) struct LimitFlags {
     /// CPU cores, such as `2` or `0.5` [default: 2]
     #[arg(long, value_name = "CORES")]
     cpus: Option<Cores>,
-    /// Processes and threads [default: 4096]
+    /// Processes and threads [default: the setting `limits.processes`]
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pids: Option<u32>,
-    /// Disk space it may write, without volumes [default: 10g]
+    /// Disk space it may write, without volumes [default: the setting `limits.disk`]
     #[arg(long, value_name = "SIZE")]
     disk: Option<Size>,
 }

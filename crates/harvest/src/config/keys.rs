@@ -173,6 +173,10 @@ table! {
         checks: usize, "number", "the number of cores, at least 3",
             "Builds and checks of pushed commits running at once, in addition to the slots. Users \
              take turns, and one user never holds all of them";
+        processes: u32, "number", "`4096`, less if all slots would exceed half of the host's pids",
+            "Processes and threads of one sandbox";
+        disk: Size, "size", "`10g`",
+            "What one sandbox may write to its own disk; also the size of its largest file";
     }
 }
 

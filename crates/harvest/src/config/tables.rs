@@ -66,6 +66,19 @@ impl ClocksTable {
 }
 
 impl LimitsTable {
+    /// The limits of one sandbox.
+    pub(super) fn sandbox_limits(&self) -> harvest_engine::Limits {
+        let defaults = default_limits();
+        let at_once =
+            self.sandboxes.unwrap_or(defaults.sandboxes) + self.checks.unwrap_or(defaults.checks);
+        let default = harvest_engine::Limits::default();
+        harvest_engine::Limits {
+            pids: self.processes.unwrap_or_else(|| harvest_engine::processes_per_sandbox(at_once)),
+            writable_bytes: self.disk.map_or(default.writable_bytes, |size| Some(size.0)),
+            ..default
+        }
+    }
+
     /// Checks the values after `resolve`; the defaults are those of this machine.
     pub(super) fn limits(self) -> Result<Limits> {
         let defaults = default_limits();
@@ -78,6 +91,7 @@ impl LimitsTable {
             ("sandboxes", Some(limits.sandboxes)),
             ("sandboxes_per_user", limits.sandboxes_per_user),
             ("checks", Some(limits.checks)),
+            ("processes", self.processes.map(|count| count as usize)),
         ];
         if let Some((key, _)) = values.iter().find(|(_, value)| *value == Some(0)) {
             let message = format!("limits.{key} is 0: nothing could run");
@@ -111,6 +125,16 @@ mod tests {
     fn limits(vars: &[(&str, &str)], text: &str) -> Result<Limits> {
         let env = |name: &str| vars.iter().find(|var| var.0 == name).map(|var| var.1.to_owned());
         toml::from_str::<LimitsTable>(text)?.resolve("limits", &env)?.limits()
+    }
+
+    #[test]
+    fn sandbox_limits_come_from_the_settings() {
+        let read = |text| toml::from_str::<LimitsTable>(text).unwrap().sandbox_limits();
+        let given = read("processes = 99\ndisk = \"3g\"");
+        assert_eq!((given.pids, given.writable_bytes), (99, Some(3 << 30)));
+        let pids = read("sandboxes = 1000000").pids;
+        assert!(pids <= 4096 && pids == read("sandboxes = 2000000").pids, "{pids}");
+        assert_eq!(read("").writable_bytes, Some(10 << 30));
     }
 
     #[test]

@@ -59,6 +59,7 @@ fn every_variable_overrides_file_and_default() {
         let sample = SAMPLES.iter().find(|sample| table.is_empty() && sample.0 == key);
         let (in_file, in_variable) = match (sample, table, key) {
             (Some((_, in_file, in_variable)), ..) => (*in_file, *in_variable),
+            (None, "limits", "disk") => ("\"71g\"", "72g"),
             (None, "limits", _) | (None, _, "breaker_failures" | "snapshots_per_session") => {
                 ("71", "72")
             }

@@ -13,7 +13,7 @@ mod spec;
 
 use std::{io, path::PathBuf, sync::Arc};
 
-use harvest_engine::{Engine, EngineError};
+use harvest_engine::{Engine, EngineError, Limits};
 use harvest_proto::SandboxId;
 use harvest_session::sandboxes::SandboxError;
 use tokio::{
@@ -43,6 +43,8 @@ pub struct Recipes {
 pub struct Local {
     engine: Engine,
     recipes: Recipes,
+    /// The limits of a sandbox whose creator gives none.
+    default_limits: Limits,
     starts: Arc<Semaphore>,
     counting: Arc<Mutex<()>>,
     state_bytes: u64,
@@ -54,10 +56,17 @@ impl Local {
         Self {
             engine,
             recipes,
+            default_limits: Limits::default(),
             starts: Arc::new(Semaphore::new(CONCURRENT_STARTS)),
             counting: Arc::default(),
             state_bytes: harvest_engine::DEFAULT_BYTES,
         }
+    }
+
+    /// The limits of a sandbox whose creator gives none.
+    #[must_use]
+    pub fn with_default_limits(self, default_limits: Limits) -> Self {
+        Self { default_limits, ..self }
     }
 
     /// Sets the maximum size of new `/mnt/state` volumes.

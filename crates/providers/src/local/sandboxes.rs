@@ -34,7 +34,7 @@ impl SandboxProvider for Local {
     }
 
     async fn create(&self, spec: SandboxSpec) -> Result<Created, SandboxError> {
-        let (spec, state) = engine_spec(spec)?;
+        let (spec, state) = engine_spec(spec, &self.default_limits)?;
         let _permit = self.starts.acquire().await.expect("the semaphore is never closed");
         let state_bytes = self.state_bytes;
         let started = self.engine(STARTING, move |engine| start(engine, spec, state, state_bytes));
@@ -45,7 +45,7 @@ impl SandboxProvider for Local {
         &self,
         spec: SandboxSpec,
     ) -> Result<(Created, Box<dyn BridgeStream>), SandboxError> {
-        let (spec, state) = engine_spec(spec)?;
+        let (spec, state) = engine_spec(spec, &self.default_limits)?;
         let _permit = self.starts.acquire().await.expect("the semaphore is never closed");
         let state_bytes = self.state_bytes;
         let started = self.work(STARTING, move |engine| {

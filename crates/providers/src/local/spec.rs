@@ -10,7 +10,10 @@ use harvest_proto::api::{
 use harvest_session::sandboxes::{SandboxError, SandboxSpec, StartFrom, StateVolume};
 
 /// The engine's spec, without the state volume, and that volume.
-pub(super) fn engine_spec(spec: SandboxSpec) -> Result<(Spec, Option<StateVolume>), SandboxError> {
+pub(super) fn engine_spec(
+    spec: SandboxSpec,
+    default_limits: &Limits,
+) -> Result<(Spec, Option<StateVolume>), SandboxError> {
     let state = spec.state;
     let spec = Spec {
         id: spec.id,
@@ -18,7 +21,7 @@ pub(super) fn engine_spec(spec: SandboxSpec) -> Result<(Spec, Option<StateVolume
             StartFrom::Image(name) => Origin::Image(name),
             StartFrom::Snapshot(snapshot) => Origin::Snapshot(snapshot),
         },
-        limits: limits(spec.limits),
+        limits: limits(spec.limits, default_limits),
         network: match spec.network {
             SandboxNetwork::None => Network::Nothing,
             SandboxNetwork::Gateway => Network::Door,
@@ -37,8 +40,7 @@ pub(super) fn engine_spec(spec: SandboxSpec) -> Result<(Spec, Option<StateVolume
     Ok((spec, state))
 }
 
-fn limits(given: SandboxLimits) -> Limits {
-    let default = Limits::default();
+fn limits(given: SandboxLimits, default: &Limits) -> Limits {
     Limits {
         memory_bytes: given.memory_bytes.unwrap_or(default.memory_bytes),
         cpu_millis_per_second: given.cpu_millis_per_second.unwrap_or(default.cpu_millis_per_second),
@@ -134,6 +136,6 @@ mod tests {
 
     #[test]
     fn absent_limits_are_the_defaults() {
-        assert_eq!(limits(SandboxLimits::default()), Limits::default());
+        assert_eq!(limits(SandboxLimits::default(), &Limits::default()), Limits::default());
     }
 }
