@@ -288,7 +288,8 @@ async fn open_parts(
     let lease =
         store.server_lease(SystemTime::now().into()).await.context("cannot take over the store")?;
     let books = StoreLedger::new(store.clone(), lease, Arc::clone(&vault), config.budget_tokens)
-        .with_environment(environment_secrets());
+        .with_environment(environment_secrets())
+        .with_history(config.retention.history);
     let gateway = Gateway::new(Arc::new(books), gateway_config(config, options.script.clone()));
     let dependencies = Dependencies {
         store: store.clone(),

@@ -10,7 +10,7 @@ use harvest_gateway::{
 use harvest_proto::{EventBody, Secret, SessionId, api::KeySource, event::Usage};
 use harvest_store::{Lease, Store, StoreError, Write};
 
-use crate::wall_clock::now;
+use crate::{history::HistoryLimits, wall_clock::now};
 
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const MAX_RETRY: Duration = Duration::from_secs(10);
@@ -21,13 +21,21 @@ pub struct StoreLedger {
     lease: Lease,
     vault: Arc<Vault>,
     budget_tokens: Option<u64>,
+    history_bytes: u64,
     environment: Arc<BTreeMap<String, Secret<String>>>,
 }
 
 impl StoreLedger {
     #[must_use]
     pub fn new(store: Store, lease: Lease, vault: Arc<Vault>, budget_tokens: Option<u64>) -> Self {
-        Self { store, lease, vault, budget_tokens, environment: Arc::default() }
+        let history_bytes = HistoryLimits::default().per_session;
+        Self { store, lease, vault, budget_tokens, history_bytes, environment: Arc::default() }
+    }
+
+    /// Sets the size of a session's history beyond which no more calls and refusals are stored.
+    #[must_use]
+    pub fn with_history(self, limits: HistoryLimits) -> Self {
+        Self { history_bytes: limits.per_session, ..self }
     }
 
     /// Adds secrets from the server's environment. The vault takes precedence; these are never
@@ -115,6 +123,12 @@ impl Ledger for StoreLedger {
     }
 
     async fn log(&self, session: &SessionId, event: EventBody) {
+        // A sandbox can cause any number of calls and refusals. A push is never left out.
+        let stored = self.store.session_history_bytes(session).await;
+        let full = matches!(stored, Ok(Some(stored)) if stored >= self.history_bytes);
+        if full && !matches!(event, EventBody::Pushed { .. }) {
+            return;
+        }
         let pushed = match &event {
             EventBody::Pushed { repository, commit, .. } => {
                 Some(Write::Pushed { repository: repository.clone(), commit: commit.clone() })

@@ -24,7 +24,8 @@ use harvest_store::SessionRecord;
 use tokio::sync::Notify;
 
 use crate::{
-    error::SessionError, jobs::Job, removals::Removals, sandboxes::SnapshotSize, wall_clock::now,
+    error::SessionError, history::HistoryLimits, jobs::Job, removals::Removals,
+    sandboxes::SnapshotSize, wall_clock::now,
 };
 
 const INTERVAL: Duration = Duration::from_secs(600);
@@ -38,12 +39,19 @@ pub struct Retention {
     pub snapshots_per_session: usize,
     /// The most bytes all session snapshots may take together; `None` is no limit.
     pub snapshots_bytes: Option<u64>,
+    /// Events that are stored; the job has nothing to do for them.
+    pub history: HistoryLimits,
 }
 
 impl Default for Retention {
     fn default() -> Self {
         // With the `dir` driver a capture takes a few MB, so 100 of them are cheap.
-        Self { archived: None, snapshots_per_session: 100, snapshots_bytes: None }
+        Self {
+            archived: None,
+            snapshots_per_session: 100,
+            snapshots_bytes: None,
+            history: HistoryLimits::default(),
+        }
     }
 }
 
@@ -313,7 +321,7 @@ mod tests {
             snapshots_bytes in proptest::option::of(0u64..200),
         ) -> Retention {
             let archived = archived.map(Duration::from_secs);
-            Retention { archived, snapshots_per_session, snapshots_bytes }
+            Retention { archived, snapshots_per_session, snapshots_bytes, ..Retention::default() }
         }
     }
 

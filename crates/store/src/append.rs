@@ -15,7 +15,7 @@ use sqlx::AssertSqlSafe;
 use crate::{
     DbConnection, DbQuery, DbRow, Lease, StoreError,
     batch::placeholders,
-    events::{self, NewEvents},
+    events::{self, HISTORY_BYTES, NewEvents},
     job::{self, Job, JobFuture, Reply},
     row,
     write::{self, Committed, Write},
@@ -52,12 +52,18 @@ impl Job for Append {
     fn append(&mut self) -> Option<&mut Append> {
         Some(self)
     }
+
+    fn grows(&self) -> bool {
+        true
+    }
 }
 
 /// True when there is at least one write and all of them are events.
 pub(crate) fn only_appends(writes: &[Write]) -> bool {
     !writes.is_empty()
-        && writes.iter().all(|write| matches!(write, Write::Event { .. } | Write::Outbox { .. }))
+        && writes.iter().all(|write| {
+            matches!(write, Write::Event { .. } | Write::Outbox { .. } | Write::OutboxSkip { .. })
+        })
 }
 
 /// Runs a batch. Returns `None` and writes nothing when one of the appends is unusual.
@@ -117,13 +123,13 @@ async fn read_cursors(
 
 static UPDATE_SESSIONS: LazyLock<String> = LazyLock::new(|| {
     format!(
-        "UPDATE sessions SET next_seq = (SELECT MAX(e.seq) + 1 FROM events e WHERE e.session = sessions.id),
+        "UPDATE sessions SET history_bytes = {HISTORY_BYTES},
+         next_seq = (SELECT COALESCE(MAX(e.seq), 0) + 1 FROM events e WHERE e.session = sessions.id),
          last_activity = CASE WHEN last_activity > $1 THEN last_activity ELSE $1 END WHERE id IN ({})",
         placeholders(2, MAX_BATCH)
     )
 });
 
-/// Every session of the batch has at least one new event.
 async fn update_sessions(
     connection: &mut DbConnection,
     appends: &[&mut Append],
@@ -164,6 +170,11 @@ fn plan(appends: &[&mut Append], mut cursors: HashMap<String, Cursor>) -> Option
                     session.advance(*epoch, event.number)?;
                     stored.insert((&append.session, *epoch), event.number);
                     (event.at, &event.turn, &event.body)
+                }
+                Write::OutboxSkip { epoch, number } => {
+                    session.advance(*epoch, *number)?;
+                    stored.insert((&append.session, *epoch), *number);
+                    continue;
                 }
                 _ => return None,
             };

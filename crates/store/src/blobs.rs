@@ -25,7 +25,7 @@ impl Store {
     ) -> Result<bool, StoreError> {
         let (session, id) = (session.to_string(), id.to_string());
         self.writer
-            .run(move |connection| {
+            .run_sized(true, move |connection| {
                 Box::pin(async move {
                     crate::leases::check(connection, lease).await?;
                     match check_quota(connection, &session, &id, text.len() as u64, quota).await? {

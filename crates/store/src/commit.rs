@@ -15,6 +15,7 @@ use crate::{
     group_commit::{Message, WriterTask},
     job::{Job, JobFuture, JobOutput, Reply, Request},
     leases::{self, HeldLease},
+    reserve::Reserve,
     sessions::{self, NewSession},
     write::{self, Committed, Write},
 };
@@ -27,7 +28,7 @@ impl Store {
         all: Vec<(NewSession, Vec<Write>)>,
     ) -> Result<(), StoreError> {
         self.writer
-            .run_with_events(move |connection| {
+            .run_with_events(true, move |connection| {
                 Box::pin(async move {
                     leases::check(connection, lease).await?;
                     let mut events = NewEvents::new();
@@ -58,8 +59,9 @@ impl Store {
             let append = |reply| Append { session, lease, at, writes, done: None, reply };
             return self.writer.send(append).await;
         }
+        let grows = writes.iter().any(Write::grows);
         self.writer
-            .run_with_events(move |connection| {
+            .run_with_events(grows, move |connection| {
                 Box::pin(async move {
                     let committed = write::apply(connection, &session, lease, at, writes).await?;
                     let events = committed.new_events(&session);
@@ -82,11 +84,13 @@ impl Writer {
     pub(crate) fn spawn(
         connection: DbConnection,
         connector: Connector,
+        reserve: Option<Reserve>,
         topics: Arc<Topics>,
     ) -> Self {
         let (requests, inbox) = mpsc::unbounded_channel();
         let (held, watcher) = (HeldLease::default(), Watcher::default());
-        let task = WriterTask::new(connection, connector, topics, held.clone(), watcher.clone());
+        let task =
+            WriterTask::new(connection, connector, reserve, topics, held.clone(), watcher.clone());
         tokio::spawn(task.run(inbox));
         Self { requests, held, watcher }
     }
@@ -96,13 +100,22 @@ impl Writer {
         self.held.set(lease);
     }
 
-    /// Runs `work` in the next transaction; returns after its commit.
+    /// Runs `work` in the next transaction, also on a full disk; returns after its commit.
     pub(crate) async fn run<T, F>(&self, work: F) -> Result<T, StoreError>
     where
         T: Send + 'static,
         F: for<'c> FnOnce(&'c mut DbConnection) -> JobFuture<'c, T> + Send + 'static,
     {
-        self.run_with_events(move |connection| {
+        self.run_sized(false, work).await
+    }
+
+    /// Runs `work` in the next transaction; on a full disk only if it does not grow the database.
+    pub(crate) async fn run_sized<T, F>(&self, grows: bool, work: F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: for<'c> FnOnce(&'c mut DbConnection) -> JobFuture<'c, T> + Send + 'static,
+    {
+        self.run_with_events(grows, move |connection| {
             Box::pin(async move {
                 let value = work(connection).await?;
                 Ok(JobOutput { value, events: Vec::new() })
@@ -129,13 +142,14 @@ impl Writer {
         .await
     }
 
-    /// Like [`Writer::run`], for work that appends events: they are published after the commit.
-    pub(crate) async fn run_with_events<T, F>(&self, work: F) -> Result<T, StoreError>
+    /// Like [`Writer::run_sized`], for work that appends events: they are published after the
+    /// commit.
+    pub(crate) async fn run_with_events<T, F>(&self, grows: bool, work: F) -> Result<T, StoreError>
     where
         T: Send + 'static,
         F: for<'c> FnOnce(&'c mut DbConnection) -> JobFuture<'c, JobOutput<T>> + Send + 'static,
     {
-        self.send(|reply| Request { work: Some(work), done: None, reply }).await
+        self.send(|reply| Request { work: Some(work), grows, done: None, reply }).await
     }
 
     /// Runs a job in the next transaction; returns after its commit.

@@ -56,6 +56,13 @@ impl DatabaseUrl {
     pub fn file(path: &Path) -> Self {
         Self(Location::File(path.to_owned()))
     }
+
+    pub(crate) fn file_path(&self) -> Option<&Path> {
+        match &self.0 {
+            Location::File(path) => Some(path),
+            Location::Postgres(_) => None,
+        }
+    }
 }
 
 impl FromStr for DatabaseUrl {

@@ -79,6 +79,10 @@ fn event(row: &DbRow) -> Result<Event, StoreError> {
     Ok(Event { seq, at, turn, body })
 }
 
+/// SQL for the size of a session's history after an append, before `next_seq` is updated.
+pub(crate) const HISTORY_BYTES: &str = "history_bytes + (SELECT COALESCE(SUM(LENGTH(e.body)), 0) \
+     FROM events e WHERE e.session = sessions.id AND e.seq >= sessions.next_seq)";
+
 static INSERT: LazyLock<Batch> =
     LazyLock::new(|| Batch::new("events (session, seq, at, turn, body)", 5, ""));
 
@@ -110,13 +114,25 @@ pub(crate) async fn insert(
     Ok(())
 }
 
-/// Appends an event unless its number is stored already. Refuses a number that skips one: the
-/// supervisor resends all unacknowledged events, so a gap means a lost event.
+/// Appends an event unless its number is stored already.
 pub(crate) async fn append_outbox(
     target: &mut Target<'_>,
     epoch: u64,
     event: OutboxEvent,
 ) -> Result<(), StoreError> {
+    if advance_outbox(target, epoch, event.number).await? {
+        target.append(event.at, event.turn, event.body);
+    }
+    Ok(())
+}
+
+/// Advances the outbox number; `false` when the number is stored already. Refuses a number that
+/// skips one: the supervisor resends all unacknowledged events, so a gap means a lost event.
+pub(crate) async fn advance_outbox(
+    target: &mut Target<'_>,
+    epoch: u64,
+    number: u64,
+) -> Result<bool, StoreError> {
     if target.outbox.epoch != epoch {
         outbox_flush(target).await?;
         let row = sqlx::query(STORED)
@@ -127,15 +143,14 @@ pub(crate) async fn append_outbox(
         target.outbox = Outbox::new(epoch, row.map_or(Ok(0), |row| row::count(&row, "stored"))?);
     }
     let stored = target.outbox.stored;
-    if event.number <= stored {
-        return Ok(());
+    if number <= stored {
+        return Ok(false);
     }
-    if event.number != stored + 1 {
-        return Err(StoreError::OutboxGap { epoch, number: event.number, stored });
+    if number != stored + 1 {
+        return Err(StoreError::OutboxGap { epoch, number, stored });
     }
-    target.outbox = Outbox { epoch, stored: event.number, changed: true };
-    target.append(event.at, event.turn, event.body);
-    Ok(())
+    target.outbox = Outbox { epoch, stored: number, changed: true };
+    Ok(true)
 }
 
 pub(crate) async fn outbox_flush(target: &mut Target<'_>) -> Result<(), StoreError> {

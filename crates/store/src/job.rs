@@ -24,10 +24,13 @@ pub(crate) trait Job: Send {
     fn append(&mut self) -> Option<&mut Append> {
         None
     }
+    /// True when the request makes the database grow: it is refused while the disk is full.
+    fn grows(&self) -> bool;
 }
 
 pub(crate) struct Request<T, F> {
     pub(crate) work: Option<F>,
+    pub(crate) grows: bool,
     pub(crate) done: Option<T>,
     pub(crate) reply: Reply<T>,
 }
@@ -48,6 +51,10 @@ where
 
     fn reply(self: Box<Self>, failure: Option<StoreError>) {
         reply(self.reply, self.done, failure);
+    }
+
+    fn grows(&self) -> bool {
+        self.grows
     }
 }
 

@@ -27,6 +27,7 @@ mod prompts;
 mod pull_requests;
 mod removals;
 mod repositories;
+mod reserve;
 mod row;
 mod schema;
 mod secrets;
@@ -57,6 +58,7 @@ pub use write::{Committed, Write};
 
 use commit::Writer;
 use dialect::Connector;
+use reserve::Reserve;
 
 // Events a follower may fall behind before it has to read from the database instead.
 const FOLLOW_BUFFER: usize = 1024;
@@ -87,12 +89,14 @@ impl Store {
     pub async fn connect(database: &DatabaseUrl) -> Result<Self, StoreError> {
         let unreachable = |source| StoreError::Connect { database: database.clone(), source };
         let connector = Connector::new(database)?;
+        // Before the first connection, which already writes.
+        let reserve = database.file_path().map(Reserve::open);
         let mut connection = connector.connect().await.map_err(unreachable)?;
         connector.check_version(&mut connection).await?;
         schema::create(&mut connection, connector.dialect).await?;
         let readers = connector.readers().await.map_err(unreachable)?;
         let topics = Arc::new(Topics::default());
-        let writer = Writer::spawn(connection, connector, Arc::clone(&topics));
+        let writer = Writer::spawn(connection, connector, reserve, Arc::clone(&topics));
         Ok(Self { writer, readers, topics, closing: Arc::default() })
     }
 

@@ -37,6 +37,7 @@ CREATE TABLE sessions (
     cache_read_tokens BIGINT NOT NULL DEFAULT 0,
     cache_write_tokens BIGINT NOT NULL DEFAULT 0,
     next_seq BIGINT NOT NULL DEFAULT 1,
+    history_bytes BIGINT NOT NULL DEFAULT 0,
     created_at BIGINT NOT NULL,
     last_activity BIGINT NOT NULL
 );

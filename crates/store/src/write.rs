@@ -44,6 +44,11 @@ pub enum Write {
         epoch: u64,
         event: Box<OutboxEvent>,
     },
+    /// Records an event of the supervisor as handled without storing it.
+    OutboxSkip {
+        epoch: u64,
+        number: u64,
+    },
     /// Updates the driver's state and the columns derived from it. Ignored for an older epoch.
     DriverState(DriverState),
     /// Appends a prompt to the queue, with its event.
@@ -136,6 +141,20 @@ pub enum Write {
     },
 }
 
+impl Write {
+    /// True for a write whose size comes from a user or a sandbox.
+    pub(crate) fn grows(&self) -> bool {
+        matches!(
+            self,
+            Self::Outbox { .. }
+                | Self::EventInTurn { .. }
+                | Self::PromptInsert(_)
+                | Self::Diff(_)
+                | Self::TurnTree { .. }
+        )
+    }
+}
+
 /// Result of a commit.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Committed {
@@ -205,6 +224,9 @@ async fn apply_one(target: &mut Target<'_>, write: Write) -> Result<(), StoreErr
             Ok(())
         }
         Write::Outbox { epoch, event } => events::append_outbox(target, epoch, *event).await,
+        Write::OutboxSkip { epoch, number } => {
+            events::advance_outbox(target, epoch, number).await.map(drop)
+        }
         Write::DriverState(state) => sessions::set_driver_state(target, state).await,
         Write::PromptInsert(prompt) => prompts::insert(target, *prompt).await,
         Write::PromptStatus { prompt, from, to } => {

@@ -123,7 +123,7 @@ table! {
     tables {
         clocks: ClocksTable, "Timeouts and intervals";
         limits: LimitsTable, "Concurrency limits";
-        retention: RetentionTable, "Retention of snapshots and archived sessions";
+        retention: RetentionTable, "Retention of history, snapshots and archived sessions";
     }
 }
 
@@ -189,6 +189,10 @@ table! {
             "Snapshots kept per open session; the oldest are removed first";
         snapshots_bytes: Size, "size", "no limit",
             "Total size of all sessions' snapshots, such as `50g`; the oldest are removed first";
+        history_per_turn: Size, "size", "`64m`",
+            "Events stored of one turn; its further output is not stored, which a warning says";
+        history_per_session: Size, "size", "`512m`",
+            "Events stored of one session; further output is not stored, which a warning says";
     }
 }
 

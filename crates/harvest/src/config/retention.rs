@@ -1,7 +1,7 @@
 //! Turns the table `[retention]` into the retention rules of sessions.
 
 use anyhow::{Result, bail};
-use harvest_session::Retention;
+use harvest_session::{HistoryLimits, Retention};
 
 use super::keys::{HAS_DEFAULT, RetentionTable};
 use crate::printer::Advice;
@@ -13,6 +13,10 @@ impl RetentionTable {
             archived: self.archived.map(|span| span.0),
             snapshots_per_session: self.snapshots_per_session.expect(HAS_DEFAULT),
             snapshots_bytes: self.snapshots_bytes.map(|size| size.0),
+            history: HistoryLimits {
+                per_turn: self.history_per_turn.expect(HAS_DEFAULT).0,
+                per_session: self.history_per_session.expect(HAS_DEFAULT).0,
+            },
         };
         if rules.snapshots_per_session == 0 {
             let message = "retention.snapshots_per_session is 0: no session could resume";

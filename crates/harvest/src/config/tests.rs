@@ -63,7 +63,9 @@ fn every_variable_overrides_file_and_default() {
             (None, "limits", _) | (None, _, "breaker_failures" | "snapshots_per_session") => {
                 ("71", "72")
             }
-            (None, _, "snapshots_bytes") => ("\"71g\"", "72g"),
+            (None, _, "snapshots_bytes" | "history_per_turn" | "history_per_session") => {
+                ("\"71g\"", "72g")
+            }
             (None, _, "heartbeat") => ("\"1s\"", "2s"),
             _ => ("\"711s\"", "712s"),
         };

@@ -1,16 +1,18 @@
 //! Blobs: the full text of which an event holds only the ends. A blob is fetched from the sandbox
-//! and stored before its event, so that a stored event never names a missing blob.
+//! and stored before its event, so that a stored event never names a missing blob. Events pass here
+//! at a bounded pace.
 
 use std::{sync::Arc, time::Duration};
 
 use harvest_proto::{SessionId, bridge::OutboxEvent, event::Blob};
 use harvest_store::StoreError;
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::Instant};
 
 use crate::{
     bridge::{Bridge, BridgeError, OwnerMessage},
     context::Shared,
     error_chain::error_chain,
+    history::{self, Pace},
     wall_clock::now,
 };
 
@@ -40,11 +42,14 @@ pub(super) fn store_blobs(
     let context = Arc::clone(shared);
     shared.tasks.spawn(async move {
         let forwarding = async {
+            let mut pace = Pace::new(Instant::now());
             while let Some(mut message) = messages.recv().await {
-                if let OwnerMessage::Event(event) = &mut message
-                    && Box::pin(store_blob(&context, &session, &bridge, event)).await.is_err()
-                {
-                    return;
+                if let OwnerMessage::Event(event) = &mut message {
+                    let wait = pace.take(history::size(&event.body), Instant::now());
+                    tokio::time::sleep(wait).await;
+                    if Box::pin(store_blob(&context, &session, &bridge, event)).await.is_err() {
+                        return;
+                    }
                 }
                 if out.send(message).await.is_err() {
                     return;

@@ -43,17 +43,35 @@ impl Driver {
         self.run_effects(decision).await
     }
 
-    /// Returns `false` when the writes skip an event of the sandbox's outbox: nothing is stored.
-    pub(super) async fn commit_until_stored(
+    /// Commits events of the sandbox. Returns `false` when nothing is stored: the writes skip an
+    /// event of the outbox, or the disk is full. The supervisor sends the events again; meanwhile
+    /// the session can be stopped and deleted.
+    pub(super) async fn commit_events(
         &mut self,
         decision: &Decision,
         writes: Vec<Write>,
     ) -> Result<bool, DriverExit> {
+        match self.commit(decision, writes.clone()).await {
+            Ok(_) => Ok(true),
+            Err(StoreError::OutboxGap { .. }) => Ok(false),
+            Err(error) if error.is_disk_full() => {
+                tracing::error!(session = %self.id(), %error, "cannot store events; retrying");
+                self.report_slot(false);
+                Ok(false)
+            }
+            Err(_) => self.commit_until_stored(decision, writes).await.map(|()| true),
+        }
+    }
+
+    async fn commit_until_stored(
+        &mut self,
+        decision: &Decision,
+        writes: Vec<Write>,
+    ) -> ControlFlow {
         let mut wait = Duration::from_millis(50);
         loop {
             match self.commit(decision, writes.clone()).await {
-                Ok(_) => return Ok(true),
-                Err(StoreError::OutboxGap { .. }) => return Ok(false),
+                Ok(_) => return Ok(()),
                 Err(StoreError::LeaseLost | StoreError::Closed) => return Err(DriverExit),
                 Err(StoreError::NotFound { what }) => {
                     tracing::error!(session = %self.id(), what, "the store does not know what a session refers to");
@@ -61,14 +79,15 @@ impl Driver {
                 }
                 Err(error) => {
                     tracing::error!(session = %self.id(), %error, "cannot write a session; retrying");
-                    self.back_off(&mut wait, &error).await;
+                    self.back_off(&mut wait, &error).await?;
                 }
             }
         }
     }
 
-    /// Waits before the next attempt. Commands that arrive meanwhile fail at once with the reason.
-    async fn back_off(&mut self, wait: &mut Duration, error: &StoreError) {
+    /// Waits before the next attempt. Commands that arrive meanwhile fail at once with the reason,
+    /// except a deletion, which needs no other write before it.
+    async fn back_off(&mut self, wait: &mut Duration, error: &StoreError) -> ControlFlow {
         let until = tokio::time::Instant::now() + *wait;
         *wait = (*wait * 2).min(Duration::from_secs(10));
         while let Ok(Some(command)) = tokio::time::timeout_at(until, self.commands.recv()).await {
@@ -81,9 +100,10 @@ impl Driver {
                 Command::Prompt(command) => {
                     let _ = command.reply.send(Err(refused()));
                 }
-                Command::Apply { reply, .. } | Command::Delete { reply } => {
+                Command::Apply { reply, .. } => {
                     let _ = reply.send(Err(refused()));
                 }
+                Command::Delete { reply } => self.delete(reply).await?,
                 Command::Bridge { reply } => {
                     let _ = reply.send(None);
                 }
@@ -91,6 +111,7 @@ impl Driver {
             }
         }
         tokio::time::sleep_until(until).await;
+        Ok(())
     }
 
     /// Writes the state and the persisted actions in one transaction; returns its events.

@@ -18,6 +18,7 @@ use crate::{
     context::Shared,
     decide::{Decision, Input, SandboxState, decide},
     error_chain::error_chain,
+    history::HistoryBudget,
     repositories::PassSpec,
     sandboxes::{Found, SandboxError},
     wall_clock::now,
@@ -97,10 +98,10 @@ impl Driver {
         let fresh: Vec<_> = events.into_iter().filter(|event| event.number > stored).collect();
         let Some(last) = fresh.last().map(|event| event.number) else { return Ok(()) };
         let mut decision = Decision { state: self.state.clone(), actions: Vec::new() };
-        let mut writes = Vec::new();
+        let (mut writes, mut history) = (Vec::new(), self.history.clone());
         for event in fresh {
             let input = input_of(epoch, &event);
-            writes.push(Write::Outbox { epoch, event: Box::new(event) });
+            writes.push(history_write(&mut history, epoch, event));
             if let Some(input) = input {
                 let Decision { state, mut actions } = decision;
                 decision = self.decide_with(|context| decide(state, input, context));
@@ -108,13 +109,13 @@ impl Driver {
                 decision.actions = actions;
             }
         }
-        if !self.commit_until_stored(&decision, writes).await? {
+        if !self.commit_events(&decision, writes).await? {
             // The stored number is read again for the reconnect; the supervisor then resends the
             // events after it.
             self.stored = None;
             return self.on_connection_lost().await;
         }
-        self.stored = Some((epoch, last));
+        (self.stored, self.history) = (Some((epoch, last)), history);
         if let Some(connection) = &mut self.connection {
             connection.useful = true;
             connection.bridge.send(ToSupervisor::EventsStored { upto: last });
@@ -303,6 +304,17 @@ async fn open(
     let role = BridgeRole::Owner { lease: shared.lease.0, epoch, stored };
     let opened = Bridge::open(stream, role, Some(shared.timeouts.liveness())).await?;
     Ok((stored, opened))
+}
+
+/// Stores an event as far as the history's budget allows.
+fn history_write(history: &mut HistoryBudget, epoch: u64, event: OutboxEvent) -> Write {
+    let OutboxEvent { number, at, turn, body } = event;
+    match history.admit(turn.as_ref(), body) {
+        Some(body) => {
+            Write::Outbox { epoch, event: Box::new(OutboxEvent { number, at, turn, body }) }
+        }
+        None => Write::OutboxSkip { epoch, number },
+    }
 }
 
 /// The input that an event causes, if any.

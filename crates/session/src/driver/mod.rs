@@ -38,6 +38,7 @@ use crate::{
         Action, Activity, Decision, Input, SandboxState, State, StepContext, decide, restart,
     },
     error::SessionError,
+    history::HistoryBudget,
     repositories::describe_failures,
     sandboxes::SandboxError,
     sandboxes::admission::Notice,
@@ -99,6 +100,7 @@ pub(crate) struct Driver {
     connection: Option<Connection>,
     /// The highest outbox number in the store, and its epoch, once it is known.
     stored: Option<(u64, u64)>,
+    history: HistoryBudget,
     /// The prompt whose effects run; others are read from the store.
     new_prompt: Option<Prompt>,
     /// The wait before the next dial after a lost connection.
@@ -134,6 +136,7 @@ impl Driver {
         let (report_sender, reports) = mpsc::unbounded_channel();
         let (view, view_receiver) = watch::channel(state.clone());
         let execs = Arc::new(AtomicUsize::new(0));
+        let history = HistoryBudget::new(shared.retention.rules.history, record.history_bytes);
         let driver = Box::new(Self {
             shared: Arc::clone(shared),
             stored_state: record.driver_state.clone(),
@@ -146,6 +149,7 @@ impl Driver {
             execs: Arc::clone(&execs),
             connection: None,
             stored: None,
+            history,
             new_prompt: None,
             redial_delay: Duration::ZERO,
             door: None,

@@ -27,6 +27,7 @@ use crate::{
     events::{NewEvents, Watcher},
     job::Job,
     leases::{self, HeldLease},
+    reserve::Reserve,
     row,
 };
 
@@ -43,6 +44,9 @@ const SETTLE_PAUSE: Duration = Duration::from_secs(1);
 
 // For reads in progress when the store is closed.
 const CLOSE_READERS_TIMEOUT: Duration = Duration::from_secs(10);
+
+// SQLite's own message.
+const DISK_FULL: &str = "database or disk is full";
 
 pub(crate) enum Message {
     Run(Box<dyn Job>),
@@ -64,6 +68,7 @@ struct Unsettled {
 pub(crate) struct WriterTask {
     connector: Connector,
     connection: Option<DbConnection>,
+    reserve: Option<Reserve>,
     topics: Arc<Topics>,
     held: HeldLease,
     watcher: Watcher,
@@ -74,12 +79,13 @@ impl WriterTask {
     pub(crate) fn new(
         connection: DbConnection,
         connector: Connector,
+        reserve: Option<Reserve>,
         topics: Arc<Topics>,
         held: HeldLease,
         watcher: Watcher,
     ) -> Self {
         let connection = Some(connection);
-        Self { connector, connection, topics, held, watcher, unsettled: None }
+        Self { connector, connection, reserve, topics, held, watcher, unsettled: None }
     }
 
     /// Runs until the store is closed or dropped.
@@ -111,6 +117,7 @@ impl WriterTask {
                     Message::Close(readers, reply) => closing = Some((readers, reply)),
                 }
             }
+            let jobs = self.refuse_growth_on_full_disk(jobs);
             if !jobs.is_empty() {
                 self.group(jobs).await;
             }
@@ -136,6 +143,21 @@ impl WriterTask {
         if let Some(connection) = self.connection.take() {
             let _ = within(self.connector.dialect.response_timeout(), connection.close()).await;
         }
+    }
+
+    /// Refuses the jobs that would use up the reserved disk space; returns the others.
+    fn refuse_growth_on_full_disk(&mut self, jobs: Jobs) -> Jobs {
+        let Some(reserve) = self.reserve.as_mut().filter(|_| !jobs.is_empty()) else { return jobs };
+        if reserve.allows_growth() {
+            return jobs;
+        }
+        let (refused, jobs): (Jobs, Jobs) = jobs.into_iter().partition(|job| job.grows());
+        if !jobs.is_empty() {
+            reserve.make_room();
+        }
+        let failures = refused.iter().map(|_| None).collect();
+        refuse(refused, failures, || StoreError::Commit { reason: DISK_FULL.to_owned() });
+        jobs
     }
 
     /// Runs all jobs in one transaction.

@@ -58,6 +58,8 @@ pub struct SessionRecord {
     pub conversation: String,
     /// The driver's state as JSON.
     pub driver_state: String,
+    /// Size of the session's events.
+    pub history_bytes: u64,
     pub env: BTreeMap<String, String>,
 }
 
@@ -73,7 +75,7 @@ impl SessionRecord {
 const SELECT: &str = "SELECT s.id, s.title, s.state, s.reason, s.position, s.repository, s.branch, s.agent, s.model, \
      s.network, s.provider, s.author_name, s.author_email, s.conversation, s.sandbox, s.epoch, s.snapshot, s.forked_from, \
      s.forked_turn, s.key, s.env, s.driver_state, s.input_tokens, s.output_tokens, \
-     s.cache_read_tokens, s.cache_write_tokens, s.next_seq, s.created_at, s.last_activity, \
+     s.cache_read_tokens, s.cache_write_tokens, s.next_seq, s.history_bytes, s.created_at, s.last_activity, \
      (SELECT COUNT(*) FROM turns t WHERE t.session = s.id) AS turns, \
      (SELECT COUNT(*) FROM prompts p WHERE p.session = s.id AND p.status = 'queued') AS queued \
      FROM sessions s ";
@@ -113,6 +115,16 @@ impl Store {
         )
         .bind(session.to_string());
         self.optional(query, row::usage).await
+    }
+
+    /// Size of a session's events; `None` when there is no such session.
+    pub async fn session_history_bytes(
+        &self,
+        session: &SessionId,
+    ) -> Result<Option<u64>, StoreError> {
+        let query = sqlx::query("SELECT history_bytes FROM sessions WHERE id = $1");
+        let query = query.bind(session.to_string());
+        self.optional(query, |row| row::count(row, "history_bytes")).await
     }
 
     pub async fn session_by_key(&self, key: &str) -> Result<Option<SessionId>, StoreError> {
@@ -207,6 +219,7 @@ fn read(row: &DbRow) -> Result<SessionRecord, StoreError> {
         checkouts: Vec::new(),
         conversation: row::text(row, "conversation")?,
         driver_state: row::text(row, "driver_state")?,
+        history_bytes: row::count(row, "history_bytes")?,
         env,
     })
 }

@@ -6,6 +6,7 @@ use harvest_proto::{
 
 use crate::{
     StoreError,
+    events::HISTORY_BYTES,
     row::{MAX_COUNT, bigint, bounded, replace_nul, to_enum_name},
     target::Target,
 };
@@ -103,10 +104,10 @@ async fn set_text(
 /// Stores the number of the next event and the time of the commit.
 pub(crate) async fn advance(target: &mut Target<'_>, at: Timestamp) -> Result<(), StoreError> {
     let query = target
-        .query(
-            "UPDATE sessions SET next_seq = $2,
-         last_activity = CASE WHEN last_activity > $3 THEN last_activity ELSE $3 END WHERE id = $1",
-        )
+        .query(sqlx::AssertSqlSafe(format!(
+            "UPDATE sessions SET history_bytes = {HISTORY_BYTES}, next_seq = $2,
+         last_activity = CASE WHEN last_activity > $3 THEN last_activity ELSE $3 END WHERE id = $1"
+        )))
         .bind(bigint(target.next_seq))
         .bind(at.as_millis());
     target.execute(query).await.map(drop)

@@ -42,7 +42,10 @@ fn commit(dice: &mut Dice, next: &mut [[u64; 3]; 3]) -> (usize, Vec<Write>) {
                     *number
                 }
             };
-            of(epoch as u64, number)
+            match chance {
+                7 => Write::OutboxSkip { epoch: epoch as u64, number },
+                _ => of(epoch as u64, number),
+            }
         }
     });
     (session, writes.collect())

@@ -1,7 +1,7 @@
 //! Events: numbered without gaps or repeats.
 
 use harvest_proto::{EventBody, SessionId};
-use harvest_store::StoreError;
+use harvest_store::{StoreError, Write};
 
 use crate::test_store::{NOW, TestStore, on_both, outbox, warning};
 
@@ -13,6 +13,8 @@ on_both! {
     followers_see_stored_events_in_order,
     events_are_listed_after_a_number,
     event_queries_use_the_primary_key,
+    skipped_event_is_not_sent_again,
+    history_size_is_the_size_of_its_events,
 }
 
 async fn concurrent_writers_number_events_without_gaps(test: TestStore) {
@@ -122,4 +124,32 @@ async fn event_queries_use_the_primary_key(test: TestStore) {
     let plan = test.database.plan(sql, &session).await;
     assert!(plan.contains("events_pkey") || plan.contains("sqlite_autoindex_events_1"), "{plan}");
     assert!(!plan.to_lowercase().contains("sort") && !plan.contains("TEMP B-TREE"), "{plan}");
+}
+
+async fn skipped_event_is_not_sent_again(test: TestStore) {
+    let session = test.session().await;
+    let skip = |number| Write::OutboxSkip { epoch: 1, number };
+    test.commit(&session, vec![outbox(1), skip(2), skip(3)]).await.unwrap();
+    assert_eq!(test.store.outbox_stored(&session, 1).await.unwrap(), 3);
+    test.commit(&session, vec![skip(3), outbox(4)]).await.unwrap();
+    assert_eq!(test.seqs(&session).await, [1, 2], "the numbers of events have no gap");
+    assert!(test.commit(&session, vec![skip(6)]).await.is_err(), "a gap is a lost event");
+}
+
+async fn history_size_is_the_size_of_its_events(test: TestStore) {
+    let (one, two) = (test.session().await, test.session().await);
+    // Alone, in a batch, and with another write.
+    test.commit(&one, vec![warning("first")]).await.unwrap();
+    let (a, b) = tokio::join!(
+        test.commit(&one, vec![warning("second"), warning("third")]),
+        test.commit(&two, vec![warning("other")]),
+    );
+    a.and(b).unwrap();
+    test.commit(&one, vec![warning("fourth"), Write::Title("t".into())]).await.unwrap();
+    for session in [one, two] {
+        let events = test.store.event_list(&session, 0, 10).await.unwrap();
+        let size = |event: &harvest_proto::Event| serde_json::to_string(&event.body).unwrap().len();
+        let bytes = events.iter().map(size).sum::<usize>() as u64;
+        assert_eq!(test.store.session_history_bytes(&session).await.unwrap(), Some(bytes));
+    }
 }

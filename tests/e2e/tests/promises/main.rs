@@ -15,6 +15,7 @@ mod followers;
 mod freeze_pause_restore;
 mod gc_all;
 mod history;
+mod history_budget;
 mod inputs;
 mod keys_and_budget;
 mod many_sessions;

@@ -4,18 +4,19 @@
 use std::path::{Path, PathBuf};
 
 use harvest_e2e::Postgres;
-use harvest_store::Store;
+use harvest_store::{Store, Write};
 
 use super::{error_chain, run_ignored};
 use crate::test_store::{NOW, TestDatabase, TestStore, warning};
 
-/// Runs `test` where `HARVEST_TEST_FOLDER` is a disk of four megabytes.
-fn on_a_small_disk(test: &str) {
+/// Runs `test` where `HARVEST_TEST_FOLDER` is a disk of this size.
+fn on_a_disk(size: &str, test: &str) {
     let folder = tempfile::tempdir().unwrap();
     let test = run_ignored(test);
     let mut inside = std::process::Command::new("unshare");
     inside.args(["--mount", "--propagation", "private", "sh", "-c"]);
-    inside.arg(r#"mount -t tmpfs -o size=4m,mode=755 none "$HARVEST_TEST_FOLDER" && exec "$@""#);
+    let mount = r#"none "$HARVEST_TEST_FOLDER" && exec "$@""#;
+    inside.arg(format!("mount -t tmpfs -o size={size},mode=755 {mount}"));
     inside.arg("sh").arg(test.get_program()).args(test.get_args());
     let ran = inside.env("HARVEST_TEST_FOLDER", folder.path()).output().unwrap();
     let output = String::from_utf8_lossy(&ran.stdout);
@@ -36,12 +37,65 @@ fn ballast(folder: &Path) -> PathBuf {
 
 #[test]
 fn full_disk_is_reported_on_sqlite() {
-    on_a_small_disk("faults::disk::sqlite_on_a_small_disk");
+    on_a_disk("4m", "faults::disk::sqlite_on_a_small_disk");
 }
 
 #[test]
 fn full_disk_is_reported_on_postgres() {
-    on_a_small_disk("faults::disk::postgres_on_a_small_disk");
+    on_a_disk("4m", "faults::disk::postgres_on_a_small_disk");
+}
+
+#[test]
+fn full_disk_allows_deletion_and_start() {
+    on_a_disk("128m", "faults::disk::sqlite_with_reserve");
+}
+
+/// Writes a file until the disk is full.
+fn fill_up(path: &Path) {
+    use std::io::Write;
+    let mut file = std::fs::File::create(path).unwrap();
+    while file.write(&[b'x'; 4096]).is_ok_and(|written| written > 0) {}
+}
+
+#[tokio::test]
+#[ignore = "started by another test on a small disk"]
+async fn sqlite_with_reserve() {
+    let (path, ballast) = (folder().join("store.db"), folder().join("ballast"));
+    let reserved = || {
+        let found = std::fs::metadata(folder().join("store.db.reserve")).unwrap();
+        std::os::unix::fs::MetadataExt::blocks(&found) * 512
+    };
+    let open = async || {
+        let store = Store::open(&path).await.unwrap();
+        let lease = store.server_lease(NOW).await.unwrap();
+        TestStore { store, lease, database: TestDatabase::sqlite() }
+    };
+    let mut test = open().await;
+    let (session, other) = (test.session().await, test.session().await);
+    let long = "x".repeat(1 << 20);
+    for _ in 0..5 {
+        test.commit(&session, vec![warning(&long)]).await.unwrap();
+    }
+    assert_eq!(reserved(), 32 << 20);
+    for _ in 0..2 {
+        fill_up(&ballast);
+        let refused = test.commit(&other, vec![warning("more")]).await.unwrap_err();
+        assert!(refused.is_disk_full(), "{refused:?}");
+        // The next server starts without another byte of the disk.
+        test.store.close().await;
+        test = open().await;
+        assert_eq!(reserved(), 24 << 20, "a slice is released for the start");
+        assert!(test.commit(&other, vec![warning("more")]).await.unwrap_err().is_disk_full());
+        let stop = vec![Write::Position(None), warning("stopped")];
+        fill_up(&folder().join("more"));
+        test.commit(&other, stop).await.expect("a stop is stored");
+        assert_eq!(reserved(), 16 << 20, "another program took the first slice");
+        test.store.session_delete(&session, test.lease, Vec::new(), NOW).await.unwrap();
+        std::fs::remove_file(&ballast).unwrap();
+        std::fs::remove_file(folder().join("more")).unwrap();
+        test.commit(&other, vec![warning("more")]).await.unwrap();
+        assert_eq!(reserved(), 32 << 20, "the space is reserved again");
+    }
 }
 
 #[tokio::test]
