@@ -238,7 +238,7 @@ impl LayerSizes<'_> {
         let bytes = tree_bytes(&self.disk.layer_path(layer).ok()?).ok()?;
         // A size that cannot be recorded is measured again next time.
         let _ = create_private_dir(&self.disk.sizes()).and_then(|()| {
-            records::write_record(&self.disk.sizes().join(format!("{layer}.json")), &bytes)
+            records::write_record_unsynced(&self.disk.sizes().join(format!("{layer}.json")), &bytes)
         });
         Some(bytes)
     }

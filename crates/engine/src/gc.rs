@@ -17,9 +17,10 @@ use crate::{
     process::start_ticks,
     records,
     sandbox_record::{self, Record},
+    snapshot::SnapshotLayers,
     spec::LayerId,
     store::{self, Driver, Store, StoreKind},
-    trash,
+    syscall, trash,
 };
 
 /// What a garbage collection removed, or would remove.
@@ -79,6 +80,8 @@ impl Engine {
         let (trash, layers) = self.disk.collect_home_only()?;
         self.disk.delete(&trash)?;
         self.disk.commit_deletions()?;
+        // What was removed and the lists of all records took memory that the allocator keeps.
+        syscall::trim_heap();
         Ok(layers)
     }
 
@@ -112,9 +115,10 @@ impl Disk {
         dry_run: bool,
         collected: &mut Collected,
     ) -> Result<TrashContents, EngineError> {
+        let known = self.snapshot_layers(SnapshotLayers::default())?;
         let _home_lock = self.lock_home_for_gc()?;
         let mut used = BTreeSet::new();
-        let mut trash = self.collect_home(dry_run, &mut used, collected)?;
+        let mut trash = self.collect_home(known, dry_run, &mut used, collected)?;
         if let Some(_cache_lock) = self.try_lock_cache_for_gc()? {
             self.collect_cache(used, dry_run, collected)?;
             trash.cache = records::names_in(&self.cache_trash())?;
@@ -128,19 +132,23 @@ impl Disk {
     /// [`Disk::collect`] without the cache and without measuring. Returns the number of layers,
     /// too.
     pub(crate) fn collect_home_only(&self) -> Result<(TrashContents, usize), EngineError> {
+        let known = self.snapshot_layers(SnapshotLayers::default())?;
         let _home_lock = self.lock_home_for_gc()?;
         let mut collected = Collected { unmeasured: true, ..Collected::default() };
-        let trash = self.collect_home(false, &mut BTreeSet::new(), &mut collected)?;
+        let trash = self.collect_home(known, false, &mut BTreeSet::new(), &mut collected)?;
         Ok((trash, collected.layers.len()))
     }
 
+    /// `known` was read before the lock was taken: starts and captures wait for the lock, and must
+    /// not wait until thousands of records are read.
     fn collect_home(
         &self,
+        known: SnapshotLayers,
         dry_run: bool,
         used: &mut BTreeSet<LayerId>,
         collected: &mut Collected,
     ) -> Result<TrashContents, EngineError> {
-        self.add_used_by_home(&self.home, used)?;
+        self.add_used_by_home(&self.home, known, used)?;
         self.discard_unused(&self.home.layers(), used, &self.home.trash(), dry_run, collected)?;
         if !dry_run {
             // The exclusive lock guarantees that no writer is active.
@@ -164,10 +172,15 @@ impl Disk {
         collected: &mut Collected,
     ) -> Result<(), EngineError> {
         for (record, home) in records::read_records::<PathBuf>(&self.homes())? {
+            if home == self.home.path() {
+                // Its layers are in `used` already.
+                continue;
+            }
             if store::is_home(&home)? {
                 // The records may be in a store that is not mounted.
                 let store = Store::open(&home, Driver::Dir)?;
-                self.add_used_by_home(&Home::new(home, store.kind()), &mut used)?;
+                let home = Home::new(home, store.kind());
+                self.add_used_by_home(&home, SnapshotLayers::default(), &mut used)?;
                 store.unmount_if_unused()?;
             } else if !home.is_dir() && home.parent().is_some_and(Path::is_dir) {
                 // The user removed the home. An empty folder, or a missing parent, may mean that
@@ -211,11 +224,12 @@ impl Disk {
     fn add_used_by_home(
         &self,
         home: &Home,
+        known: SnapshotLayers,
         used: &mut BTreeSet<LayerId>,
     ) -> Result<(), EngineError> {
         let other = self.with_home(home.clone());
-        for snapshot in other.snapshot_list()? {
-            used.extend(snapshot.layers);
+        for (_, layers) in other.snapshot_layers(known)?.into_values() {
+            used.extend(layers);
         }
         for id in sandbox_record::list_ids(home)? {
             if let Some(record) = Record::read(home, &id)? {
@@ -258,7 +272,7 @@ impl Disk {
     /// Leaves out the cache while the records of a home that uses it are not readable.
     pub(crate) fn find_unused(&self) -> Result<Vec<LayerId>, EngineError> {
         let mut used = BTreeSet::new();
-        self.add_used_by_home(&self.home, &mut used)?;
+        self.add_used_by_home(&self.home, SnapshotLayers::default(), &mut used)?;
         let mut folders = vec![self.home.layers()];
         if self.add_used_by_cache(&mut used)? {
             folders.push(self.cache_layers());
@@ -279,9 +293,12 @@ impl Disk {
             used.extend(image.layers);
         }
         for (_, home) in records::read_records::<PathBuf>(&self.homes())? {
+            if home == self.home.path() {
+                continue;
+            }
             let kind = store::read_kind(&home)?.unwrap_or(StoreKind::Dir);
             if store::root(&home, kind).join("snapshots").is_dir() {
-                self.add_used_by_home(&Home::new(home, kind), used)?;
+                self.add_used_by_home(&Home::new(home, kind), SnapshotLayers::default(), used)?;
             } else if home.is_dir() || !home.parent().is_some_and(Path::is_dir) {
                 return Ok(false);
             }

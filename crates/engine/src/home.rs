@@ -87,6 +87,8 @@ impl Home {
         volumes = path / "volumes";
         layers = root / "layers";
         snapshots = root / "snapshots";
+        /// One empty file for each snapshot that is not durable yet.
+        unsynced = root / "unsynced";
         /// Layers being written. Outside of a capture, an entry is left from a crash.
         partial = root / "partial";
         trash = root / "trash";

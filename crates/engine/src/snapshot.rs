@@ -16,8 +16,10 @@ pub(crate) mod index;
 mod operations;
 
 use std::{
+    collections::HashMap,
     fs,
     io::ErrorKind,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     time::SystemTime,
 };
@@ -103,6 +105,24 @@ struct SnapshotRecord {
     boot: String,
 }
 
+/// The layers of snapshots, by the file name of their records.
+pub(crate) type SnapshotLayers = HashMap<String, (RecordState, Vec<LayerId>)>;
+
+/// Tells versions of a record apart: each is a new file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RecordState {
+    inode: u64,
+    changed: (i64, i64),
+}
+
+impl RecordState {
+    /// `None` when there is no such file.
+    fn of(path: &Path) -> Option<Self> {
+        let stat = path.symlink_metadata().ok()?;
+        Some(Self { inode: stat.ino(), changed: (stat.ctime(), stat.ctime_nsec()) })
+    }
+}
+
 /// A sandbox's disk, from the sandbox's record.
 #[derive(Debug, Clone)]
 pub(crate) struct SandboxDisk {
@@ -179,11 +199,35 @@ impl Disk {
         Ok(records.into_iter().map(|(_, record)| record.snapshot).collect())
     }
 
+    /// The layers of every snapshot. Reads only the records that are not in `known` as they are.
+    pub(crate) fn snapshot_layers(
+        &self,
+        mut known: SnapshotLayers,
+    ) -> Result<SnapshotLayers, EngineError> {
+        let (folder, mut all) = (self.home.snapshots(), SnapshotLayers::new());
+        for name in records::names_in(&folder)? {
+            let path = folder.join(&name);
+            let Some(state) = RecordState::of(&path).filter(|_| name.ends_with(".json")) else {
+                continue;
+            };
+            let same = known.remove(&name).filter(|(known, _)| *known == state);
+            let layers = match same {
+                Some((_, layers)) => Some(layers),
+                None => {
+                    records::read_record::<SnapshotRecord>(&path)?.map(|read| read.snapshot.layers)
+                }
+            };
+            all.extend(layers.map(|layers| (name, (state, layers))));
+        }
+        Ok(all)
+    }
+
     /// Removes a snapshot's record. Garbage collection removes its layers once nothing refers to
     /// them.
     pub(crate) fn snapshot_remove(&self, id: &SnapshotId) -> Result<(), EngineError> {
         let _record_lock = self.lock_records()?;
-        records::remove_file(&self.snapshot_path(id))
+        records::remove_file(&self.snapshot_path(id))?;
+        records::remove_file(&self.unsynced_path(id))
     }
 
     /// Removes unfinished records of killed writers. The caller holds the garbage collection lock
@@ -194,6 +238,11 @@ impl Disk {
         for name in names.iter().filter(|name| name.ends_with(UNFINISHED_SUFFIX)) {
             records::remove_file(&self.home.snapshots().join(name))?;
         }
+        for id in self.unsynced()? {
+            if self.snapshot(&id)?.is_none() {
+                records::remove_file(&self.unsynced_path(&id))?;
+            }
+        }
         Ok(())
     }
 
@@ -203,16 +252,32 @@ impl Disk {
     }
 
     pub(crate) fn snapshot_write(&self, snapshot: Snapshot) -> Result<Snapshot, EngineError> {
+        if !snapshot.durable {
+            // Before the record: a sync must find every snapshot without reading all of them.
+            records::create_private_dir(&self.home.unsynced())?;
+            let path = self.unsynced_path(&snapshot.id);
+            fs::File::create(&path).at("write", &path)?;
+        }
         let record = SnapshotRecord { snapshot, boot: boot_id().to_owned() };
         self.record_write(&self.snapshot_path(&record.snapshot.id), &record)?;
         Ok(record.snapshot)
     }
 
+    fn unsynced_path(&self, id: &SnapshotId) -> PathBuf {
+        self.home.unsynced().join(id.part())
+    }
+
+    fn unsynced(&self) -> Result<Vec<SnapshotId>, EngineError> {
+        let names = records::names_in(&self.home.unsynced())?;
+        Ok(names.iter().filter_map(|name| format!("snp_{name}").parse().ok()).collect())
+    }
+
     /// Syncs every snapshot captured so far to the disk and marks it durable.
     pub(crate) fn snapshots_sync(&self) -> Result<(), EngineError> {
         let boot = boot_id();
-        let unsynced: Vec<_> =
-            self.snapshot_list()?.into_iter().filter(|snapshot| !snapshot.durable).collect();
+        // A capture in progress has no record yet; the sync after it marks it.
+        let mut unsynced = self.unsynced()?;
+        unsynced.retain(|id| self.snapshot_path(id).exists());
         if unsynced.is_empty() {
             return Ok(());
         }
@@ -221,14 +286,15 @@ impl Disk {
             .and_then(|folder| rustix::fs::syncfs(&folder).map_err(Into::into))
             .at("sync", &layers)?;
         let _record_lock = self.lock_records()?;
-        for snapshot in unsynced {
-            let path = self.snapshot_path(&snapshot.id);
+        for id in unsynced {
+            let path = self.snapshot_path(&id);
             if let Some(mut record) =
                 records::read_record::<SnapshotRecord>(&path)?.filter(|record| record.boot == boot)
             {
                 record.snapshot.durable = true;
                 self.record_write(&path, &record)?;
             }
+            records::remove_file(&self.unsynced_path(&id))?;
         }
         Ok(())
     }

@@ -29,6 +29,12 @@ fn check(result: impl Into<c_long>) -> io::Result<()> {
     if result.into() < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Returns the heap's free memory to the kernel.
+pub(crate) fn trim_heap() {
+    // SAFETY: the function takes no pointer and locks the allocator itself.
+    unsafe { libc::malloc_trim(0) };
+}
+
 // The libc crate declares it with a type that is too small.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 

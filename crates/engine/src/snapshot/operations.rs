@@ -126,7 +126,7 @@ impl Engine {
     }
 
     // A sync may take seconds; after a failed one the records stay marked as not durable.
-    // Coalesced, so that a hundred sessions do not need a thread each, each reading every record.
+    // Coalesced, so that a hundred sessions do not need a thread each.
     fn sync_in_background(&self) {
         let disk = self.disk.clone();
         self.snapshot_sync.request("snapshot-sync", move || {

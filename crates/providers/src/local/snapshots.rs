@@ -73,6 +73,8 @@ impl Snapshots for Local {
         let (sender, done) = oneshot::channel();
         let engine = self.engine.clone();
         thread::spawn(move || {
+            // It reads the record of every snapshot; users' requests come first.
+            let _ = rustix::process::nice(10);
             let _ = sender.send(engine.gc_home());
         });
         let doing = "cannot free the space of removed snapshots";

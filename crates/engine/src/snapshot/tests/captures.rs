@@ -303,6 +303,34 @@ fn a_sync_makes_snapshots_of_this_boot_durable() {
     assert!(!test.disk.snapshot(&torn.id).unwrap().unwrap().durable);
 }
 
+#[test]
+fn a_sync_reads_no_durable_snapshot() {
+    let test = TestDisk::new();
+    let old = test.capture().unwrap().snapshot;
+    test.disk.snapshots_sync().unwrap();
+    // A record that cannot be read would fail whatever reads it.
+    fs::write(test.disk.snapshot_path(&old.id), "damaged").unwrap();
+    let new = test.capture().unwrap().snapshot;
+    test.disk.snapshots_sync().unwrap();
+    assert!(test.disk.snapshot(&new.id).unwrap().unwrap().durable);
+    let removed = test.capture().unwrap().snapshot;
+    test.disk.snapshot_remove(&removed.id).unwrap();
+    assert_eq!(fs::read_dir(test.disk.home.unsynced()).unwrap().count(), 0, "no mark is left");
+}
+
+#[test]
+fn known_layers_are_read_again_only_after_a_change() {
+    let test = TestDisk::new();
+    let (one, two) = (test.capture().unwrap().snapshot, test.capture().unwrap().snapshot);
+    let known = test.disk.snapshot_layers(SnapshotLayers::new()).unwrap();
+    assert_eq!(known.len(), 2);
+    test.disk.snapshot_remove(&one.id).unwrap();
+    let changed = Snapshot { layers: vec![BASE.parse().unwrap(); 3], ..two };
+    test.disk.snapshot_write(changed.clone()).unwrap();
+    let layers: Vec<_> = test.disk.snapshot_layers(known).unwrap().into_values().collect();
+    assert_eq!(layers.into_iter().map(|(_, layers)| layers).collect::<Vec<_>>(), [changed.layers]);
+}
+
 /// Creates nested folders with names of 200 bytes below `upper`, deeper than PATH_MAX.
 fn create_deep_tree(upper: &Path, depth: usize) -> tree::DirStack {
     use std::os::fd::AsFd;
