@@ -25,8 +25,9 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 // The first version with `pg_current_xact_id` and `pg_xact_status`.
 const OLDEST_POSTGRES: i64 = 130_000;
 
-// Another process (a backup, the CLI) may lock the file for a moment.
-const SQLITE_WRITER: &str = "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON; \
+// Another process (a backup, the CLI) may lock the file for a moment. Only a new file becomes
+// able to shrink.
+const SQLITE_WRITER: &str = "PRAGMA auto_vacuum = INCREMENTAL; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON; \
      PRAGMA busy_timeout = 10000";
 const SQLITE_READER: &str = "PRAGMA query_only = ON; PRAGMA busy_timeout = 10000";
 

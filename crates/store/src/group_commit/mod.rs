@@ -12,6 +12,7 @@
 //! ```
 
 mod jobs;
+mod vacuum;
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -30,6 +31,8 @@ use crate::{
     reserve::Reserve,
     row,
 };
+
+use vacuum::Vacuum;
 
 use jobs::{Failures, Jobs, refuse, run_jobs, run_sql};
 
@@ -73,6 +76,7 @@ pub(crate) struct WriterTask {
     held: HeldLease,
     watcher: Watcher,
     unsettled: Option<Unsettled>,
+    vacuum: Vacuum,
 }
 
 impl WriterTask {
@@ -84,8 +88,8 @@ impl WriterTask {
         held: HeldLease,
         watcher: Watcher,
     ) -> Self {
-        let connection = Some(connection);
-        Self { connector, connection, reserve, topics, held, watcher, unsettled: None }
+        let (vacuum, connection) = (Vacuum::new(connector.dialect), Some(connection));
+        Self { connector, connection, reserve, topics, held, watcher, unsettled: None, vacuum }
     }
 
     /// Runs until the store is closed or dropped.
@@ -93,14 +97,16 @@ impl WriterTask {
         let mut waiting = Vec::new();
         loop {
             let taken = inbox.recv_many(&mut waiting, MAX_GROUP);
-            let taken = match self.unsettled {
+            let pause = self.unsettled.as_ref().map(|_| SETTLE_PAUSE).or(self.vacuum.pause());
+            let taken = match pause {
                 None => Ok(taken.await),
-                Some(_) => tokio::time::timeout(SETTLE_PAUSE, taken).await,
+                Some(pause) => tokio::time::timeout(pause, taken).await,
             };
             match taken {
                 Ok(0) => return self.close().await,
                 Ok(_) => {}
-                Err(_) => self.settle_now().await,
+                Err(_) if self.unsettled.is_some() => self.settle_now().await,
+                Err(_) => self.vacuum.step(&mut self.connection).await,
             }
             // Callers that just got a reply are about to send the next request: share one sync.
             tokio::task::yield_now().await;
@@ -120,6 +126,7 @@ impl WriterTask {
             let jobs = self.refuse_growth_on_full_disk(jobs);
             if !jobs.is_empty() {
                 self.group(jobs).await;
+                self.vacuum.written();
             }
             if let Some((readers, reply)) = closing {
                 inbox.close();

@@ -98,3 +98,21 @@ async fn readers_do_not_wait_for_the_writer(test: TestStore) {
     sqlx::raw_sql("ROLLBACK").execute(&mut other).await.unwrap();
     writing.await.unwrap();
 }
+
+/// PostgreSQL vacuums by itself.
+#[tokio::test]
+async fn sqlite_file_shrinks_after_deletion() {
+    let test = TestStore::sqlite().await;
+    let session = test.session().await;
+    for _ in 0..16 {
+        test.commit(&session, vec![warning(&"x".repeat(1 << 20))]).await.unwrap();
+    }
+    test.store.session_delete(&session, test.lease, Vec::new(), NOW).await.unwrap();
+    harvest_e2e::eventually("the file to shrink", async || {
+        let bytes = std::fs::metadata(test.database.file()).unwrap().len();
+        (bytes < 6 << 20).then_some(())
+    })
+    .await;
+    let other = test.session().await;
+    assert_eq!(test.commit(&other, vec![warning("still works")]).await.unwrap(), 1);
+}
