@@ -3,58 +3,50 @@
 //! snapshots and anything of another store are left alone. Stale mounts and cgroups are cleared by
 //! the zygote when it starts.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use harvest_proto::{
     EventBody, SandboxId, SessionId, SnapshotId,
     api::{SandboxOwner, Snapshot, SnapshotOwner},
 };
-use harvest_store::Removal;
+use harvest_store::{Removal, StoreError};
+use tokio::sync::Notify;
 
 use crate::{
-    context::Shared, driver::event, error::SessionError, error_chain::error_chain,
+    context::Shared, driver::event, error::SessionError, error_chain::error_chain, jobs::Job,
     sandboxes::Snapshots, wall_clock::now,
 };
 
 const STORE_NAME: &str = "store_name";
 
-/// The provider's sandboxes and snapshots when the server started.
+// The first requests after a start come first.
+const SNAPSHOTS_DELAY: Duration = Duration::from_secs(2);
+
+/// The provider's orphaned sandboxes when the server started.
 pub(crate) struct Reconcile {
     orphans: Vec<SandboxId>,
-    /// `None` when the provider manages its snapshots by itself.
-    disks: Option<DisksAtStart>,
     /// Whether the sandboxes and snapshots belong to this store.
     ours: bool,
 }
 
-struct DisksAtStart {
-    /// Read before `stored`, so that a snapshot missing there did exist.
-    known: Vec<(SessionId, Snapshot)>,
-    stored: HashSet<SnapshotId>,
-}
-
 impl Reconcile {
-    /// Lists the provider's objects before any session resumes, so that new ones never look
+    /// Lists the provider's sandboxes before any session resumes, so that new ones never look
     /// orphaned.
     pub(crate) async fn begin(shared: &Shared) -> Result<Self, SessionError> {
-        let known = shared.store.snapshot_all().await?;
         let sandboxes = shared.sandboxes.provider.list().await?.into_iter();
         let sandboxes = sandboxes.filter(|listed| listed.owner == SandboxOwner::Session);
         let owned = shared.store.session_sandboxes().await?;
         let orphans = sandboxes.map(|listed| listed.id).filter(|id| !owned.contains(id)).collect();
-        let (mut ours, mut at_start) = (true, None);
-        if let Some(snapshots) = shared.sandboxes.provider.snapshots() {
-            ours = belongs_to_this_store(shared, snapshots).await?;
-            let stored = snapshots.list().await?.into_iter();
-            let stored = stored.filter(|stored| stored.owner == SnapshotOwner::Session);
-            at_start = Some(DisksAtStart { known, stored: stored.map(|one| one.id).collect() });
-        }
-        Ok(Self { orphans, disks: at_start, ours })
+        let ours = match shared.sandboxes.provider.snapshots() {
+            Some(snapshots) => belongs_to_this_store(shared, snapshots).await?,
+            None => true,
+        };
+        Ok(Self { orphans, ours })
     }
 
-    /// Removes orphans and reports missing snapshots.
-    pub(crate) async fn finish(self, shared: &Shared) -> Result<(), SessionError> {
-        let Self { orphans, disks, ours } = self;
+    /// Removes orphaned sandboxes, and starts the comparison of snapshots.
+    pub(crate) async fn finish(self, shared: &Arc<Shared>) -> Result<(), SessionError> {
+        let Self { orphans, ours } = self;
         if !ours {
             tracing::warn!(
                 "this home has sandboxes and snapshots of another store; they are left alone"
@@ -73,32 +65,52 @@ impl Reconcile {
                 .build_fail(shared.lease, &snapshot, "the server was restarted", now())
                 .await?;
         }
-        let Some(DisksAtStart { mut known, stored }) = disks else { return Ok(()) };
-        // This provider cannot know the snapshots of another one's sessions.
-        let elsewhere = shared.store.session_elsewhere(shared.sandboxes.provider.name()).await?;
-        known.retain(|(session, _)| !elsewhere.contains(session));
-        let referenced = referenced_snapshots(shared).await?;
-        let Difference { orphaned, missing, back } = compare(known, &referenced, &stored);
-        let orphaned = if ours { orphaned } else { Vec::new() };
-        let counts = (orphans.len(), orphaned.len(), missing.len(), back.len());
-        let orphaned = orphaned.into_iter().map(Removal::Snapshot).collect();
-        shared.store.removal_add(shared.lease, orphaned, now()).await?;
-        for (session, snapshot) in missing {
-            report_missing(shared, &session, &snapshot).await?;
-        }
-        for (session, snapshot) in back {
-            shared.store.snapshot_gone(&session, shared.lease, &snapshot, false).await?;
-        }
-        let (sandboxes, snapshots, missing, back) = counts;
-        tracing::info!(
-            sandboxes,
-            snapshots,
-            missing,
-            back,
-            "reconciled sandboxes and snapshots with the store"
-        );
+        tracing::info!(sandboxes = orphans.len(), "reconciled sandboxes with the store");
+        // In the background: it takes as long as the home has snapshots.
+        let job = Job { name: "reconcile", period: None, wake: Arc::new(Notify::new()) };
+        let context = Arc::clone(shared);
+        job.spawn(&shared.tasks, move || {
+            let shared = Arc::clone(&context);
+            async move {
+                tokio::time::sleep(SNAPSHOTS_DELAY).await;
+                Ok(reconcile_snapshots(&shared, ours).await?)
+            }
+        });
         Ok(())
     }
+}
+
+/// Removes orphaned snapshots and reports missing ones. Sessions may run meanwhile: a snapshot that
+/// is taken or removed during the comparison is neither orphaned nor missing.
+async fn reconcile_snapshots(shared: &Shared, ours: bool) -> Result<(), SessionError> {
+    let Some(snapshots) = shared.sandboxes.provider.snapshots() else { return Ok(()) };
+    // Read before `stored`, so that a snapshot missing there did exist.
+    let mut known = shared.store.snapshot_all().await?;
+    let stored = snapshots.list().await?.into_iter();
+    let stored = stored.filter(|stored| stored.owner == SnapshotOwner::Session);
+    let stored: HashSet<SnapshotId> = stored.map(|one| one.id).collect();
+    // This provider cannot know the snapshots of another one's sessions.
+    let elsewhere = shared.store.session_elsewhere(shared.sandboxes.provider.name()).await?;
+    known.retain(|(session, _)| !elsewhere.contains(session));
+    // Read after `stored`: the name of a snapshot is stored before the snapshot exists.
+    let referenced = referenced_snapshots(shared).await?;
+    let Difference { orphaned, missing, back } = compare(known, &referenced, &stored);
+    let orphaned = if ours { orphaned } else { Vec::new() };
+    let counts = (orphaned.len(), missing.len(), back.len());
+    if !orphaned.is_empty() {
+        let removals = orphaned.into_iter().map(Removal::Snapshot).collect();
+        shared.store.removal_add(shared.lease, removals, now()).await?;
+        shared.removals.wake.notify_one();
+    }
+    for (session, snapshot) in missing {
+        report_missing(shared, &session, &snapshot).await?;
+    }
+    for (session, snapshot) in back {
+        shared.store.snapshot_gone(&session, shared.lease, &snapshot, false).await?;
+    }
+    let (snapshots, missing, back) = counts;
+    tracing::info!(snapshots, missing, back, "reconciled snapshots with the store");
+    Ok(())
 }
 
 /// Every snapshot in use, including ones still to be taken. A snapshot moves from a driver's state
@@ -158,7 +170,10 @@ async fn report_missing(
     session: &SessionId,
     snapshot: &Snapshot,
 ) -> Result<(), SessionError> {
-    shared.store.snapshot_gone(session, shared.lease, &snapshot.id, true).await?;
+    if !shared.store.snapshot_gone(session, shared.lease, &snapshot.id, true).await? {
+        // Retention or a deletion was faster.
+        return Ok(());
+    }
     let of = match snapshot.turn {
         Some(0) => "the session's start".to_owned(),
         Some(turn) => format!("turn {turn}"),
@@ -169,8 +184,10 @@ async fn report_missing(
         snapshot.id
     );
     let event = event(now(), None, EventBody::Warning { message });
-    shared.store.session_commit(session, shared.lease, now(), vec![event]).await?;
-    Ok(())
+    match shared.store.session_commit(session, shared.lease, now(), vec![event]).await {
+        Ok(_) | Err(StoreError::NotFound { .. }) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 #[cfg(test)]

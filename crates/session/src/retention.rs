@@ -20,7 +20,7 @@ use harvest_proto::{
     SessionId, SnapshotId, Timestamp,
     api::{RetentionDrop, RetentionReport, SessionDiskUsage, SessionState, Snapshot},
 };
-use harvest_store::SessionRecord;
+use harvest_store::{SessionRecord, StoreError};
 use tokio::sync::Notify;
 
 use crate::{
@@ -176,13 +176,35 @@ impl RetentionEnforcer {
     /// Applies the rules once.
     pub(crate) async fn enforce(&self) -> Result<(), SessionError> {
         let rules = &self.rules;
-        let (usages, disks) = load(&self.removals, rules.snapshots_bytes.is_some()).await?;
-        apply(self, &plan(rules, now(), &usages, &disks)).await
+        if rules.snapshots_bytes.is_some() {
+            let (usages, disks) = load(&self.removals).await?;
+            return apply(self, &plan(rules, now(), &usages, &disks)).await;
+        }
+        let quiet = rules.archived.map(|limit| now().before(limit));
+        let most = rules.snapshots_per_session as u64;
+        for session in self.removals.store.session_for_retention(quiet, most).await? {
+            self.enforce_for(&session).await?;
+        }
+        Ok(())
+    }
+
+    /// Applies the rules to one session, without the quota of all snapshots.
+    pub(crate) async fn enforce_for(&self, session: &SessionId) -> Result<(), SessionError> {
+        let Removals { store, sandboxes, .. } = &*self.removals;
+        let record = match store.session_get(session).await {
+            // Deleted meanwhile, or damaged, which the list reports.
+            Err(StoreError::NotFound { .. } | StoreError::Corrupt { .. }) => return Ok(()),
+            record => record?,
+        };
+        let snapshots = store.snapshot_list(session).await?;
+        let usage = usage_of(record, snapshots, sandboxes.provider.name());
+        let rules = Retention { snapshots_bytes: None, ..self.rules.clone() };
+        apply(self, &plan(&rules, now(), usage.as_slice(), &[])).await
     }
 
     /// The disk usage of sessions, and what retention removes now, or with `dry_run` would remove.
     pub(crate) async fn report(&self, dry_run: bool) -> Result<RetentionReport, SessionError> {
-        let (usages, disks) = load(&self.removals, true).await?;
+        let (usages, disks) = load(&self.removals).await?;
         let plan = plan(&self.rules, now(), &usages, &disks);
         if !dry_run {
             apply(self, &plan).await?;
@@ -191,35 +213,39 @@ impl RetentionEnforcer {
     }
 }
 
-async fn load(
-    shared: &Removals,
-    with_sizes: bool,
-) -> Result<(Vec<SnapshotUsage>, Vec<SnapshotSize>), SessionError> {
+async fn load(shared: &Removals) -> Result<(Vec<SnapshotUsage>, Vec<SnapshotSize>), SessionError> {
     let mut snapshots: HashMap<SessionId, Vec<Snapshot>> = HashMap::new();
     for (session, snapshot) in shared.store.snapshot_all().await? {
         snapshots.entry(session).or_default().push(snapshot);
     }
     let mut usages = Vec::new();
-    let visit = |SessionRecord { session, .. }| {
-        // The snapshots of another provider's sessions could not be removed here.
-        if session.provider != shared.sandboxes.provider.name() {
-            return;
-        }
-        usages.push(SnapshotUsage {
-            snapshots: snapshots.remove(&session.id).unwrap_or_default(),
-            session: session.id,
-            title: session.title,
-            archived: session.state == SessionState::Archived,
-            last_activity: session.last_activity,
-            newest: session.snapshot_id,
-        });
+    let visit = |record: SessionRecord| {
+        let own = snapshots.remove(&record.session.id).unwrap_or_default();
+        usages.extend(usage_of(record, own, shared.sandboxes.provider.name()));
     };
     shared.store.session_each(visit).await?;
     let disks = match shared.sandboxes.provider.snapshots() {
-        Some(snapshots) if with_sizes => snapshots.sizes().await?,
-        _ => Vec::new(),
+        Some(snapshots) => snapshots.sizes().await?,
+        None => Vec::new(),
     };
     Ok((usages, disks))
+}
+
+/// `None` for a session of another provider, whose snapshots could not be removed here.
+fn usage_of(
+    record: SessionRecord,
+    snapshots: Vec<Snapshot>,
+    provider: &str,
+) -> Option<SnapshotUsage> {
+    let SessionRecord { session, .. } = record;
+    (session.provider == provider).then(|| SnapshotUsage {
+        snapshots,
+        session: session.id,
+        title: session.title,
+        archived: session.state == SessionState::Archived,
+        last_activity: session.last_activity,
+        newest: session.snapshot_id,
+    })
 }
 
 async fn apply(enforcer: &RetentionEnforcer, plan: &RetentionPlan) -> Result<(), SessionError> {

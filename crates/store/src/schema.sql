@@ -32,6 +32,7 @@ CREATE TABLE sessions (
     forked_from TEXT,
     forked_turn BIGINT,
     driver_state TEXT NOT NULL,
+    resting BIGINT NOT NULL DEFAULT 0,
     input_tokens BIGINT NOT NULL DEFAULT 0,
     output_tokens BIGINT NOT NULL DEFAULT 0,
     cache_read_tokens BIGINT NOT NULL DEFAULT 0,
@@ -43,6 +44,10 @@ CREATE TABLE sessions (
 );
 
 CREATE INDEX sessions_by_age ON sessions (created_at, id);
+
+CREATE INDEX sessions_by_state ON sessions (state, created_at, id);
+
+CREATE INDEX sessions_at_work ON sessions (id) WHERE resting = 0;
 
 CREATE UNIQUE INDEX sessions_by_key ON sessions (key) WHERE key IS NOT NULL;
 
@@ -62,6 +67,9 @@ CREATE UNIQUE INDEX checkouts_by_name ON checkouts (session, repository);
 
 CREATE INDEX checkouts_of_repository ON checkouts (repository);
 
+CREATE INDEX checkouts_unreviewed ON checkouts (session)
+    WHERE pushed_commit IS NOT NULL AND (reviewed_commit IS NULL OR reviewed_commit <> pushed_commit);
+
 CREATE TABLE prompts (
     id TEXT PRIMARY KEY,
     session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
@@ -76,6 +84,8 @@ CREATE TABLE prompts (
 );
 
 CREATE INDEX prompts_of_session ON prompts (session, seq);
+
+CREATE INDEX prompts_queued ON prompts (session) WHERE status = 'queued';
 
 CREATE UNIQUE INDEX prompts_one_dispatched ON prompts (session) WHERE status = 'dispatched';
 

@@ -66,16 +66,17 @@ impl Store {
         }
     }
 
-    /// Records whether a snapshot is missing on the disk.
+    /// Records whether a snapshot is missing on the disk. Returns `false` when the session does
+    /// not have the snapshot any more.
     pub async fn snapshot_gone(
         &self,
         session: &SessionId,
         lease: Lease,
         snapshot: &SnapshotId,
         gone: bool,
-    ) -> Result<(), StoreError> {
+    ) -> Result<bool, StoreError> {
         let sql = "UPDATE snapshots SET gone = $3 WHERE session = $1 AND id = $2";
-        self.set_flag(sql, session, lease, snapshot, gone).await.map(drop)
+        Ok(self.set_flag(sql, session, lease, snapshot, gone).await? > 0)
     }
 
     async fn set_flag(

@@ -292,6 +292,15 @@ impl State {
         }
     }
 
+    /// Whether the session has no sandbox and does nothing by itself. The queue is not considered.
+    pub(crate) fn is_resting(&self, timeouts: &Timeouts) -> bool {
+        self.sandbox == SandboxState::Absent
+            && !(self.mode == Mode::Active && self.start_requested)
+            && self.waiting.is_none()
+            && self.restoring.is_none()
+            && self.next_deadline(timeouts).is_none()
+    }
+
     /// Since when the session is idle: no turn, no queued prompt, no commands beside the agent
     /// (`busy`). Without a bridge it is not idle: commands that an earlier server started may run.
     #[must_use]

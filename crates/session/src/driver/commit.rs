@@ -91,6 +91,7 @@ impl Driver {
         let until = tokio::time::Instant::now() + *wait;
         *wait = (*wait * 2).min(Duration::from_secs(10));
         while let Ok(Some(command)) = tokio::time::timeout_at(until, self.commands.recv()).await {
+            self.handled += 1;
             let reason = match error {
                 StoreError::Commit { reason } => reason.clone(),
                 other => error_chain(other),
@@ -107,7 +108,8 @@ impl Driver {
                 Command::Bridge { reply } => {
                     let _ = reply.send(None);
                 }
-                Command::UseBegan | Command::UseEnded => {}
+                // A driver that has to write does not rest.
+                Command::UseBegan | Command::UseEnded | Command::Exit => {}
             }
         }
         tokio::time::sleep_until(until).await;
@@ -127,7 +129,8 @@ impl Driver {
         let json =
             serde_json::to_string(&decision.state).expect("a state holds only maps with text keys");
         if json != self.stored_state {
-            writes.push(writes::state(&decision.state, json.clone()));
+            let resting = decision.state.is_resting(&self.shared.timeouts);
+            writes.push(writes::state(&decision.state, json.clone(), resting));
         }
         if decision.state.position() != self.state.position() {
             writes.push(Write::Position(decision.state.position()));

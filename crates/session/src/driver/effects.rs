@@ -340,7 +340,7 @@ impl Driver {
     pub(super) fn apply_retention(&self) {
         let (shared, session) = (Arc::clone(&self.shared), self.id().clone());
         self.shared.tasks.spawn(async move {
-            if let Err(error) = shared.retention.enforce().await {
+            if let Err(error) = shared.retention.enforce_for(&session).await {
                 tracing::warn!(%session, error = error_chain(&error), "cannot remove old snapshots");
             }
         });

@@ -1,8 +1,11 @@
 //! The handle by which the rest of the server reaches a driver.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
 use harvest_proto::api::Prompt;
@@ -14,6 +17,9 @@ use crate::{
     decide::{Input, State},
     error::SessionError,
 };
+
+// A driver that exits needs microseconds; one that got work meanwhile stays.
+const LEAVE_INTERVAL: Duration = Duration::from_millis(20);
 
 pub(crate) enum Command {
     Prompt(Box<PromptCommand>),
@@ -31,6 +37,8 @@ pub(crate) enum Command {
     UseBegan,
     /// It has ended.
     UseEnded,
+    /// The session rests: the driver exits.
+    Exit,
 }
 
 pub(crate) struct PromptCommand {
@@ -51,9 +59,45 @@ pub(crate) struct DriverHandle {
     pub(super) commands: mpsc::UnboundedSender<Command>,
     pub(crate) view: watch::Receiver<State>,
     pub(super) execs: Arc<AtomicUsize>,
+    pub(super) rest: Arc<Rest>,
+}
+
+/// Whether a driver could exit. Loading it again costs one read of the store.
+#[derive(Debug, Default)]
+pub(super) struct Rest {
+    /// The session has nothing to do.
+    pub(super) resting: AtomicBool,
+    /// Commands that the driver has not handled yet.
+    pub(super) pending: AtomicUsize,
+    /// The driver was told to exit.
+    pub(super) leaving: AtomicBool,
 }
 
 impl DriverHandle {
+    /// Tells a driver to exit if its session rests and no other handle can send it a command. The
+    /// caller prevents that one is cloned meanwhile.
+    pub(crate) fn exit_if_resting(&self) {
+        let only_handle = self.commands.strong_count() == 1;
+        let unused = self.execs.load(Ordering::SeqCst) == 0;
+        let no_command = self.rest.pending.load(Ordering::SeqCst) == 0;
+        if only_handle && unused && no_command && self.rest.resting.load(Ordering::SeqCst) {
+            self.rest.leaving.store(true, Ordering::SeqCst);
+            let _ = self.send(Command::Exit);
+        }
+    }
+
+    /// Waits while the driver exits. Returns at once when it does not.
+    pub(crate) async fn wait_while_leaving(&self) {
+        while self.rest.leaving.load(Ordering::SeqCst) && !self.is_closed() {
+            let _ = tokio::time::timeout(LEAVE_INTERVAL, self.commands.closed()).await;
+        }
+    }
+
+    fn send(&self, command: Command) -> Result<(), SessionError> {
+        self.rest.pending.fetch_add(1, Ordering::SeqCst);
+        self.commands.send(command).map_err(|_| SessionError::Stopped)
+    }
+
     pub(crate) async fn apply(&self, input: Input) -> Result<(), SessionError> {
         self.call(|reply| Command::Apply { input: Box::new(input), reply }).await
     }
@@ -63,7 +107,7 @@ impl DriverHandle {
         make: impl FnOnce(Reply<T>) -> Command,
     ) -> Result<T, SessionError> {
         let (reply, answer) = oneshot::channel();
-        self.commands.send(make(reply)).map_err(|_| SessionError::Stopped)?;
+        self.send(make(reply))?;
         answer.await.map_err(|_| SessionError::Stopped)?
     }
 
@@ -78,7 +122,7 @@ impl DriverHandle {
 
     pub(crate) async fn bridge(&self) -> Option<Bridge> {
         let (reply, answer) = oneshot::channel();
-        self.commands.send(Command::Bridge { reply }).ok()?;
+        self.send(Command::Bridge { reply }).ok()?;
         answer.await.ok()?
     }
 
@@ -95,7 +139,7 @@ impl DriverHandle {
     /// The sandbox counts as in use until the guard is dropped.
     pub(crate) fn busy(&self) -> BusyGuard {
         self.execs.fetch_add(1, Ordering::SeqCst);
-        let _ = self.commands.send(Command::UseBegan);
+        let _ = self.send(Command::UseBegan);
         BusyGuard { handle: self.clone() }
     }
 }
@@ -107,6 +151,6 @@ pub(crate) struct BusyGuard {
 impl Drop for BusyGuard {
     fn drop(&mut self) {
         self.handle.execs.fetch_sub(1, Ordering::SeqCst);
-        let _ = self.handle.commands.send(Command::UseEnded);
+        let _ = self.handle.send(Command::UseEnded);
     }
 }

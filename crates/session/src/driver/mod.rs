@@ -49,6 +49,7 @@ pub(crate) use handle::{BusyGuard, Command, DriverHandle, PromptCommand, Reply};
 pub(crate) use writes::{created, event};
 
 use connection::Connection;
+use handle::Rest;
 
 /// The title of a session before its first prompt.
 pub(crate) const UNTITLED: &str = "untitled";
@@ -97,6 +98,9 @@ pub(crate) struct Driver {
     report_sender: mpsc::UnboundedSender<TaskReport>,
     view: watch::Sender<State>,
     execs: Arc<AtomicUsize>,
+    rest: Arc<Rest>,
+    /// Commands handled since `rest` was updated.
+    handled: usize,
     connection: Option<Connection>,
     /// The highest outbox number in the store, and its epoch, once it is known.
     stored: Option<(u64, u64)>,
@@ -135,7 +139,7 @@ impl Driver {
         let (commands, inbox) = mpsc::unbounded_channel();
         let (report_sender, reports) = mpsc::unbounded_channel();
         let (view, view_receiver) = watch::channel(state.clone());
-        let execs = Arc::new(AtomicUsize::new(0));
+        let (execs, rest) = (Arc::new(AtomicUsize::new(0)), Arc::<Rest>::default());
         let history = HistoryBudget::new(shared.retention.rules.history, record.history_bytes);
         let driver = Box::new(Self {
             shared: Arc::clone(shared),
@@ -147,6 +151,8 @@ impl Driver {
             report_sender,
             view,
             execs: Arc::clone(&execs),
+            rest: Arc::clone(&rest),
+            handled: 0,
             connection: None,
             stored: None,
             history,
@@ -168,7 +174,7 @@ impl Driver {
             driver.slot_notices(),
         );
         shared.tasks.spawn(driver.run(queue));
-        Ok(DriverHandle { commands, view: view_receiver, execs })
+        Ok(DriverHandle { commands, view: view_receiver, execs, rest })
     }
 
     /// The handlers are boxed: their futures are large, and most drivers wait most of the time.
@@ -177,6 +183,7 @@ impl Driver {
         let (id, mut flow) =
             (self.id().clone(), Box::pin(self.commit_with_retry(decision, Vec::new())).await);
         while flow.is_ok() {
+            self.report_rest();
             let deadline = self.next_deadline();
             flow = tokio::select! {
                 command = self.commands.recv() => match command {
@@ -257,7 +264,26 @@ impl Driver {
         self.shared.sandboxes.admission.report(self.id(), &self.state, self.is_busy(), answered);
     }
 
+    /// Commands count as handled only after their effect on `resting` is visible.
+    fn report_rest(&mut self) {
+        self.rest.resting.store(self.is_resting(), Ordering::SeqCst);
+        self.rest.pending.fetch_sub(std::mem::take(&mut self.handled), Ordering::SeqCst);
+    }
+
+    /// Whether the driver could be replaced by a new one from the stored state.
+    fn is_resting(&self) -> bool {
+        self.state.is_resting(&self.shared.timeouts)
+            && self.state.queue.is_empty()
+            && self.reviewing.is_none()
+            && self.failed_checks.is_none()
+            && self.connection.is_none()
+            && self.attached.iter().all(AbortHandle::is_finished)
+            && self.reports.is_empty()
+            && !self.is_busy()
+    }
+
     async fn on_command(&mut self, command: Command) -> ControlFlow {
+        self.handled += 1;
         match command {
             Command::Prompt(command) => self.on_prompt(*command).await,
             Command::Apply { input, reply } => match self.commit_once(*input, Vec::new()).await {
@@ -279,6 +305,11 @@ impl Driver {
             }
             Command::UseEnded => self.input(Input::Touched).await,
             Command::Delete { reply } => self.delete(reply).await,
+            Command::Exit if self.is_resting() => Err(DriverExit),
+            Command::Exit => {
+                self.rest.leaving.store(false, Ordering::SeqCst);
+                Ok(())
+            }
         }
     }
 

@@ -52,7 +52,7 @@ pub(super) fn push(action: &Action, at: Timestamp, writes: &mut Vec<Write>) {
     writes.extend(body.map(|body| event(at, of_turn, body)));
 }
 
-pub(super) fn state(state: &State, json: String) -> Write {
+pub(super) fn state(state: &State, json: String, resting: bool) -> Write {
     Write::DriverState(DriverState {
         json,
         state: state.public.state,
@@ -60,6 +60,7 @@ pub(super) fn state(state: &State, json: String) -> Write {
         sandbox: state.sandbox_id().cloned(),
         epoch: state.epoch,
         snapshot: state.latest_snapshot.clone(),
+        resting,
     })
 }
 

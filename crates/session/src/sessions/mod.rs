@@ -14,6 +14,7 @@ mod verbs;
 use std::{
     collections::{BTreeMap, HashMap},
     sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
 };
 
 use harvest_proto::{
@@ -21,6 +22,8 @@ use harvest_proto::{
     api::{Page, Session, Snapshot, Turn},
     bridge::Author,
 };
+use tokio::sync::Notify;
+
 use harvest_store::{
     DriverState, NewPrompt, NewSession, SessionCursor, SessionFilter, SessionRecord, StoreError,
     Write,
@@ -32,6 +35,7 @@ use crate::{
     driver::{Command, Driver, DriverHandle},
     error::SessionError,
     error_chain::error_chain,
+    jobs::Job,
     metrics::Metrics,
     reconcile::Reconcile,
     tasks::Tasks,
@@ -44,6 +48,8 @@ pub use idempotency::CreatedUnderKey;
 pub use stats::ServerStats;
 
 const PAGE: u32 = 200;
+
+const UNLOAD_PERIOD: Duration = Duration::from_secs(60);
 
 /// A session to insert: its row, its state, its first prompt, and further writes.
 type SessionInsert = (NewSession, State, Option<NewPrompt>, Vec<Write>);
@@ -103,19 +109,36 @@ impl Sessions {
         store.idempotency_release_all().await?;
         // Lists the sandboxes first: any that a driver starts from here on are not orphans.
         let reconcile = Reconcile::begin(&self.shared).await?;
-        let mut driven = Vec::new();
-        let visit = |record| driven.extend(self.needs_driver(&record).then_some(record));
-        store.session_each(visit).await?;
         // Oldest first; no slot is granted before all holders are known.
-        for record in driven.into_iter().rev() {
-            self.start_driver(record).await;
+        for record in store.session_at_work().await? {
+            if self.needs_driver(&record) {
+                self.start_driver(record).await;
+            }
         }
         self.shared.sandboxes.service.adopt_running().await?;
         self.shared.sandboxes.admission.set_open(true);
         reconcile.finish(&self.shared).await?;
         self.shared.removals.spawn();
         self.shared.retention.spawn();
+        self.spawn_unload();
         Ok(())
+    }
+
+    /// Starts the job that unloads resting sessions.
+    fn spawn_unload(&self) {
+        let job =
+            Job { name: "unload", period: Some(UNLOAD_PERIOD), wake: Arc::new(Notify::new()) };
+        let drivers = Arc::clone(&self.drivers);
+        job.spawn(&self.shared.tasks, move || {
+            unload_resting(&drivers);
+            std::future::ready(Ok(()))
+        });
+    }
+
+    /// Ends the drivers of resting sessions, so that memory does not grow with the number of
+    /// sessions; the next request loads them again. Returns how many are loaded.
+    pub fn unload_resting(&self) -> usize {
+        unload_resting(&self.drivers)
     }
 
     /// A session without work gets a driver only on the next request.
@@ -159,6 +182,9 @@ impl Sessions {
     async fn handle(&self, session: &SessionId) -> Result<DriverHandle, SessionError> {
         loop {
             let before = self.drivers().get(session).cloned();
+            if let Some(handle) = &before {
+                handle.wait_while_leaving().await;
+            }
             if let Some(handle) = before.as_ref().filter(|handle| !handle.is_closed()) {
                 return Ok(handle.clone());
             }
@@ -227,6 +253,7 @@ impl Sessions {
                 sandbox: None,
                 epoch: 0,
                 snapshot: state.latest_snapshot.clone(),
+                resting: false,
             }));
             writes.extend(prompt.map(|prompt| Write::PromptInsert(Box::new(prompt))));
             writes.extend(self.created_write(&new.id.to_string()));
@@ -385,6 +412,14 @@ impl Sessions {
         let snapshots = self.shared.store.snapshot_list(session).await?;
         self.exists_if_empty(session, snapshots).await
     }
+}
+
+fn unload_resting(drivers: &Mutex<HashMap<SessionId, DriverHandle>>) -> usize {
+    let mut drivers = drivers.lock().expect("no holder of this lock can panic");
+    drivers.retain(|_, handle| !handle.is_closed());
+    drivers.shrink_to_fit();
+    drivers.values().for_each(DriverHandle::exit_if_resting);
+    drivers.len()
 }
 
 fn branch(session: &SessionId, title: Option<&str>) -> BranchName {

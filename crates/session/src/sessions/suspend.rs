@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use harvest_proto::SessionId;
-use harvest_store::SessionRecord;
 
 use super::Sessions;
 use crate::{
@@ -56,11 +55,8 @@ impl Sessions {
     }
 
     async fn running(&self) -> Result<Vec<SessionId>, SessionError> {
-        let mut running = Vec::new();
-        let visit = |SessionRecord { session, .. }| {
-            running.extend(session.sandbox.is_some().then_some(session.id));
-        };
-        self.shared.store.session_each(visit).await?;
-        Ok(running)
+        let at_work = self.shared.store.session_at_work().await?.into_iter();
+        let running = at_work.filter(|record| record.session.sandbox.is_some());
+        Ok(running.map(|record| record.session.id).collect())
     }
 }

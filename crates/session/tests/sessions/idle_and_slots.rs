@@ -351,3 +351,31 @@ async fn turns_and_queued_prompts_continue_after_shutdown() {
     until_status(&sessions, &idle, &late, PromptStatus::Completed).await;
     assert_eq!(harness.fake.prompts_run().len(), 4, "nothing ran twice");
 }
+
+#[tokio::test]
+async fn resting_session_is_unloaded_and_loaded_again() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let rests = harness.session(&sessions, Some("hello")).await.id;
+    let works = harness.session(&sessions, Some("hold")).await.id;
+    until(&sessions, &works, started).await;
+    until_state(&sessions, &rests, SessionState::Idle).await;
+    sessions.pause(&rests).await.unwrap();
+    until_state(&sessions, &rests, SessionState::Paused).await;
+    while sessions.unload_resting() > 1 {
+        tokio::task::yield_now().await;
+    }
+    // Requests at the same time as the unloading lose nothing.
+    let next = send(&sessions, &rests, "again").await;
+    until_status(&sessions, &rests, &next, PromptStatus::Completed).await;
+    for _ in 0..20 {
+        sessions.unload_resting();
+        sessions.pause(&rests).await.unwrap();
+        sessions.unload_resting();
+        let next = send(&sessions, &rests, "again").await;
+        until_status(&sessions, &rests, &next, PromptStatus::Completed).await;
+    }
+    assert_gapless(&all(&sessions, &rests).await);
+    harness.fake.finish_turn(&sandbox(&sessions, &works).await);
+    until_state(&sessions, &works, SessionState::Idle).await;
+}

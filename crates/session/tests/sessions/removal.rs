@@ -160,9 +160,9 @@ async fn missing_snapshot_is_reported_once() {
     harness.fake.lose_snapshot(&first);
     for _ in 0..2 {
         let sessions = harness.serve().await;
-        let warnings = all(&sessions, &id).await.into_iter().filter(
-            |event| matches!(&event.body, EventBody::Warning { message } if message.contains("turn 1")),
-        );
+        let is_warning = |event: &Event| matches!(&event.body, EventBody::Warning { message } if message.contains("turn 1"));
+        until(&sessions, &id, is_warning).await;
+        let warnings = all(&sessions, &id).await.into_iter().filter(is_warning);
         assert_eq!(warnings.count(), 1, "reported once, not at every start");
         let turn = &sessions.turns(&id).await.unwrap()[0];
         assert_eq!((&turn.snapshot, turn.dropped.as_deref()), (&None, Some("gone")));
@@ -172,7 +172,10 @@ async fn missing_snapshot_is_reported_once() {
     }
     harness.fake.add_snapshot(&first);
     let sessions = harness.serve().await;
-    assert_eq!(sessions.turns(&id).await.unwrap()[0].snapshot, Some(first), "it came back");
+    // Snapshots are compared in the background after a start.
+    while sessions.turns(&id).await.unwrap()[0].snapshot != Some(first.clone()) {
+        tokio::task::yield_now().await;
+    }
 }
 
 #[tokio::test]

@@ -178,3 +178,21 @@ async fn damaged_session_blocks_neither_start_nor_deletion() {
     assert!(!harness.store.session_exists(&bad).await.unwrap());
     assert!(!harness.fake.sandboxes().contains(&sandbox_id), "it is removed with the session");
 }
+
+#[tokio::test]
+async fn start_reads_only_sessions_at_work() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let rests = harness.session(&sessions, Some("hello")).await.id;
+    let works = harness.session(&sessions, Some("hold")).await.id;
+    until(&sessions, &works, started).await;
+    until_state(&sessions, &rests, SessionState::Idle).await;
+    sessions.pause(&rests).await.unwrap();
+    until_state(&sessions, &rests, SessionState::Paused).await;
+    let at_work = harness.store.session_at_work().await.unwrap();
+    assert_eq!(at_work.into_iter().map(|record| record.session.id).collect::<Vec<_>>(), [works]);
+    drop(sessions);
+    // A prompt that was stored and not dispatched is work.
+    sql(&harness, format!("UPDATE prompts SET status = 'queued' WHERE session = '{rests}'")).await;
+    assert_eq!(harness.store.session_at_work().await.unwrap().len(), 2);
+}

@@ -127,10 +127,49 @@ impl Store {
 }
 
 impl Store {
+    /// The sessions that have a sandbox, a queued prompt, an unreviewed commit or other work,
+    /// oldest first. Takes as long as there are such sessions, however many rest.
+    pub async fn session_at_work(&self) -> Result<Vec<SessionRecord>, StoreError> {
+        let sql = format!(
+            "{SELECT} WHERE s.id IN (SELECT id FROM sessions WHERE resting = 0
+             UNION SELECT session FROM prompts WHERE status = 'queued'
+             UNION SELECT session FROM checkouts WHERE pushed_commit IS NOT NULL
+             AND (reviewed_commit IS NULL OR reviewed_commit <> pushed_commit))
+             ORDER BY s.created_at, s.id"
+        );
+        let mut records: Vec<SessionRecord> =
+            self.all(sqlx::query(sqlx::AssertSqlSafe(sql)), read).await?;
+        for page in records.chunks_mut(PAGE as usize) {
+            load_checkouts(&self.readers, page).await?;
+        }
+        Ok(records)
+    }
+
     /// The sandboxes of all sessions, also of damaged ones.
     pub async fn session_sandboxes(&self) -> Result<HashSet<SandboxId>, StoreError> {
-        let query = sqlx::query("SELECT id, sandbox FROM sessions WHERE sandbox IS NOT NULL");
+        // A session with a sandbox does not rest.
+        let query = sqlx::query(
+            "SELECT id, sandbox FROM sessions WHERE resting = 0 AND sandbox IS NOT NULL",
+        );
         self.all(query, |row| row::parsed(row, "sandbox")).await
+    }
+
+    /// The sessions to which a retention rule may apply: archived ones without activity since
+    /// `quiet` or with several snapshots, and any with more than `snapshots`.
+    pub async fn session_for_retention(
+        &self,
+        quiet: Option<Timestamp>,
+        snapshots: u64,
+    ) -> Result<Vec<SessionId>, StoreError> {
+        let query = sqlx::query(
+            "SELECT id FROM sessions WHERE state = 'archived' AND last_activity <= $1
+             UNION SELECT s.id FROM sessions s JOIN
+             (SELECT session, COUNT(*) AS number FROM snapshots GROUP BY session HAVING COUNT(*) > 1) p
+             ON p.session = s.id WHERE s.state = 'archived' OR p.number > $2",
+        )
+        .bind(quiet.map_or(i64::MIN, Timestamp::as_millis))
+        .bind(row::bigint(snapshots));
+        self.all(query, |row| row::parsed(row, "id")).await
     }
 
     /// The sessions of other providers.

@@ -22,6 +22,8 @@ pub struct DriverState {
     pub sandbox: Option<SandboxId>,
     pub epoch: u64,
     pub snapshot: Option<SnapshotId>,
+    /// The session has no sandbox and nothing to do by itself; its queue is not considered.
+    pub resting: bool,
 }
 
 pub(crate) async fn set_driver_state(
@@ -29,15 +31,16 @@ pub(crate) async fn set_driver_state(
     new: DriverState,
 ) -> Result<(), StoreError> {
     let query = target.query(
-        "UPDATE sessions SET driver_state = $2, state = $3, reason = $4, sandbox = $5, epoch = $6, snapshot = $7
-         WHERE id = $1 AND epoch <= $6",
+        "UPDATE sessions SET driver_state = $2, state = $3, reason = $4, sandbox = $5, epoch = $6, snapshot = $7,
+         resting = $8 WHERE id = $1 AND epoch <= $6",
     )
     .bind(new.json)
     .bind(to_enum_name(&new.state))
     .bind(new.reason.as_str())
     .bind(new.sandbox.map(|id| id.to_string()))
     .bind(bigint(new.epoch))
-    .bind(new.snapshot.map(|id| id.to_string()));
+    .bind(new.snapshot.map(|id| id.to_string()))
+    .bind(i64::from(new.resting));
     target.execute(query).await.map(drop)
 }
 

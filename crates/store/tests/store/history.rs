@@ -109,6 +109,7 @@ async fn needed_snapshots_are_not_dropped(test: TestStore) {
         sandbox: None,
         epoch: 1,
         snapshot: Some(newest.clone()),
+        resting: true,
     });
     test.commit(&session, vec![driver_state]).await.unwrap();
     test.store.snapshot_pin(&session, test.lease, pinned, true).await.unwrap();

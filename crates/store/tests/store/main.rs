@@ -12,6 +12,7 @@ mod history;
 mod leases;
 mod prompts;
 mod records;
+mod rest;
 mod statements;
 mod test_store;
 mod writes;

@@ -91,6 +91,7 @@ async fn only_expired_archived_sessions_are_deleted(test: TestStore) {
             sandbox: None,
             epoch: 0,
             snapshot: None,
+            resting: false,
         })
     };
     let taken = Write::SnapshotInsert {

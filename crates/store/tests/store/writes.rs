@@ -28,6 +28,7 @@ async fn every_write_is_read_back(test: TestStore) {
         sandbox: Some(SandboxId::random()),
         epoch: 2,
         snapshot: Some(snapshot.clone()),
+        resting: false,
     });
     let begin = Write::TurnInsert { turn: turn.clone(), number: 1, prompt: id.clone(), at: NOW };
     test.commit(&session, vec![prompt(&id), dispatch(&id), begin, driver_state]).await.unwrap();
@@ -89,6 +90,7 @@ async fn epoch_never_decreases(test: TestStore) {
             sandbox: None,
             epoch,
             snapshot: None,
+            resting: false,
         })
     };
     test.commit(&session, vec![driver_state(3, StateReason::Ready)]).await.unwrap();
