@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod disks;
+mod growth;
 mod harvest;
 mod http;
 mod machine;
@@ -83,6 +84,9 @@ fn bench(options: &Options) -> Result<()> {
     }
     if options.wants("session") {
         sessions::run(options, &mut report)?;
+    }
+    if options.wants("growth") {
+        growth::run(options, &mut report)?;
     }
     if options.wants("store") {
         store::run(&workspace, options, &mut report)?;

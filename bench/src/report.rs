@@ -6,7 +6,7 @@ use std::{fmt, time::Duration};
 use serde::Serialize;
 
 use crate::{
-    disks, harvest, http,
+    disks, growth, harvest, http,
     machine::{Load, Machine},
     memory::{Memory, TARGET_KIB},
     peers, pool,
@@ -127,10 +127,12 @@ fn compare(rows: &mut [Row]) {
     let known = rows.to_vec();
     let find = |names: &[&str]| known.iter().find(|row| names.contains(&row.name.as_str()));
     for row in rows {
-        let (names, target) = match TARGETS.iter().find(|(name, ..)| *name == row.name) {
+        let mut targets = TARGETS.iter().chain(&growth::TARGETS);
+        let (names, target) = match targets.find(|(name, ..)| *name == row.name) {
             Some((_, names, target)) => (*names, Some(*target)),
             // Copying disks and writing events are not comparable to starting a process.
             None if disks::is_row(&row.name)
+                || growth::is_row(&row.name)
                 || store::is_row(&row.name)
                 || sessions::is_row(&row.name) =>
             {
