@@ -22,8 +22,6 @@ use crate::{
 pub(crate) enum EphemeralError {
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
-    #[error("{message}\n{tail}")]
-    Boot { message: String, tail: String },
     #[error("not done after {} s", .limit.as_secs())]
     TimedOut { limit: Duration },
     #[error("{0}")]
@@ -108,7 +106,8 @@ impl EphemeralSandbox {
                 continue;
             };
             if let Some(BootFailure { message, .. }) = failure {
-                return Err(EphemeralError::Boot { message, tail: tail.unwrap_or_default() });
+                let lines = [message, tail.unwrap_or_default()].join("\n");
+                return Err(EphemeralError::Other(lines.trim_end().to_owned()));
             }
             match status {
                 PhaseStatus::Done if phase == BootPhase::Ready => return Ok(()),
