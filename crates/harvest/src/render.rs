@@ -5,23 +5,24 @@
 //! escape sequences in a piece are the styles of its first words.
 
 mod activity;
+mod markdown;
 
 use std::collections::HashSet;
 
+pub(crate) use self::activity::Activity;
+use serde_json::Value;
+
+use self::{activity::ActivityTracker, markdown::Markdown};
+use crate::{
+    printer::human_millis,
+    sanitize::{sanitize, sanitize_line},
+    style::Palette,
+};
 use harvest_proto::{
     Event, EventBody, RepositoryName, StateReason, Timestamp,
     api::{CheckOutcome, Evidence, Session, SessionState},
     bridge::Exit,
     event::{BootPhase, PhaseStatus, SnapshotKind, TurnOutcome},
-};
-use serde_json::Value;
-
-pub(crate) use self::activity::Activity;
-use self::activity::ActivityTracker;
-use crate::{
-    printer::human_millis,
-    sanitize::{sanitize, sanitize_line},
-    style::Palette,
 };
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,6 +43,10 @@ pub(crate) struct Renderer {
     width: usize,
     /// Whether the agent's text ends in the middle of a line.
     mid_line: bool,
+    /// Renders the agent's text for a terminal; without it the text streams as it comes.
+    markdown: Option<Markdown>,
+    /// The agent's text since the last line end, which is rendered once it is complete.
+    partial: String,
     turn: u32,
     /// The running tools, oldest first.
     tools: Vec<RunningTool>,
@@ -66,6 +71,11 @@ impl Renderer {
         Self { verbose, width, style, ..Self::default() }
     }
 
+    /// Renders the agent's Markdown with these styles.
+    pub(crate) fn render_markdown(&mut self, style: Palette) {
+        self.markdown = Some(Markdown::new(style));
+    }
+
     pub(crate) fn session(&mut self, session: &Session) {
         self.many_repositories = session.repositories.len() > 1;
     }
@@ -76,6 +86,15 @@ impl Renderer {
         if self.mid_line {
             return None;
         }
+        if !self.partial.is_empty() {
+            // The end of the text, with room for the spinner.
+            let shown = self.width.saturating_sub(12);
+            let hidden = self.partial.chars().count().saturating_sub(shown);
+            return Some(Activity {
+                what: self.partial.chars().skip(hidden).collect(),
+                since: None,
+            });
+        }
         let Some(RunningTool { what, since, .. }) = self.tools.last() else {
             return self.activity.current().cloned();
         };
@@ -83,15 +102,13 @@ impl Renderer {
             0 => what.clone(),
             others => format!("{what} (and {others} more)"),
         };
-        Some(Activity { what, since: *since })
+        Some(Activity { what, since: Some(*since) })
     }
 
     pub(crate) fn event(&mut self, event: &Event) -> Vec<Piece> {
         self.activity.event(event);
         if let EventBody::TextDelta { text } = &event.body {
-            let text = sanitize(text);
-            self.mid_line = !text.ends_with('\n') && (self.mid_line || !text.is_empty());
-            return vec![Piece::Text(text)];
+            return self.text(sanitize(text));
         }
         let mut lines: Vec<String> =
             self.lines(event).iter().flat_map(|line| indent_continuation(line)).collect();
@@ -101,8 +118,8 @@ impl Renderer {
         let mut pieces = Vec::new();
         // A started tool is shown on the live line, which needs the terminal's last line.
         let ends_text = !lines.is_empty() || matches!(event.body, EventBody::ToolStarted { .. });
-        if ends_text && std::mem::take(&mut self.mid_line) {
-            pieces.push(Piece::Text("\n".into()));
+        if ends_text {
+            pieces.extend(self.finish());
         }
         pieces.extend(lines.into_iter().map(Piece::Line));
         pieces
@@ -110,7 +127,23 @@ impl Renderer {
 
     /// Ends an unfinished line of the agent's text.
     pub(crate) fn finish(&mut self) -> Option<Piece> {
+        if !self.partial.is_empty() {
+            return self.text("\n".to_owned()).pop();
+        }
         std::mem::take(&mut self.mid_line).then(|| Piece::Text("\n".into()))
+    }
+
+    /// Part of the agent's text: unchanged, or its complete lines rendered.
+    fn text(&mut self, text: String) -> Vec<Piece> {
+        let Some(markdown) = &mut self.markdown else {
+            self.mid_line = !text.ends_with('\n') && (self.mid_line || !text.is_empty());
+            return vec![Piece::Text(text)];
+        };
+        self.partial += &text;
+        let Some((complete, rest)) = self.partial.rsplit_once('\n') else { return Vec::new() };
+        let lines: String = complete.split('\n').map(|line| markdown.line(line) + "\n").collect();
+        self.partial = rest.to_owned();
+        vec![Piece::Text(lines)]
     }
 
     fn lines(&mut self, event: &Event) -> Vec<String> {
@@ -118,6 +151,7 @@ impl Renderer {
             EventBody::TurnStarted { number, .. } => {
                 self.turn = *number;
                 self.tools.clear();
+                self.markdown.iter_mut().for_each(Markdown::end);
                 vec![format!("● turn {number}")]
             }
             EventBody::ToolStarted { call, name, input, .. } => {

@@ -61,7 +61,7 @@ impl Palette {
         }
     }
 
-    fn paint(self, style: Style, text: &str) -> String {
+    pub(crate) fn paint(self, style: Style, text: &str) -> String {
         match self.colors && !text.is_empty() {
             true => format!("{style}{text}{style:#}"),
             false => text.to_owned(),

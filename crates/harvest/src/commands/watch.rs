@@ -102,7 +102,10 @@ pub(crate) struct Screen<'a> {
 impl<'a> Screen<'a> {
     pub(crate) fn new(ctx: &'a Invocation, lines_are_results: bool) -> Self {
         let style = if lines_are_results { ctx.print.stdout } else { ctx.print.stderr };
-        let renderer = Renderer::new(ctx.print.verbose, columns(), style);
+        let mut renderer = Renderer::new(ctx.print.verbose, columns(), style);
+        if !ctx.print.stdout.is_plain() {
+            renderer.render_markdown(ctx.print.stdout);
+        }
         Self { ctx, renderer, lines_are_results, follows: true, shown: None }
     }
 
@@ -130,7 +133,8 @@ impl<'a> Screen<'a> {
         }
         match &activity {
             Some(Activity { what, since }) => {
-                self.ctx.print.live(what, Some(Timestamp::from(SystemTime::now()).since(*since)));
+                let now = Timestamp::from(SystemTime::now());
+                self.ctx.print.live(what, since.map(|since| now.since(since)));
             }
             None => self.ctx.print.end_live(),
         }
@@ -147,7 +151,7 @@ impl<'a> Screen<'a> {
 
     fn piece(&self, piece: Piece) -> Result<()> {
         match piece {
-            Piece::Text(text) => self.ctx.print.out(&text),
+            Piece::Text(text) => self.ctx.print.styled_out(&text),
             Piece::Line(line) if self.lines_are_results => {
                 self.ctx.print.styled_out(&(line + "\n"))
             }

@@ -16,7 +16,8 @@ const WORKING: &str = "Working";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Activity {
     pub(crate) what: String,
-    pub(crate) since: Timestamp,
+    /// The start of its clock; without it there is none.
+    pub(crate) since: Option<Timestamp>,
 }
 
 /// Follows everything but tools: waits, boots, the agent itself and checks.
@@ -43,7 +44,7 @@ impl ActivityTracker {
             (Change::End, _) => None,
             (Change::Rename(what), Some(current)) => Some(Activity { what, ..current }),
             (Change::Rename(what) | Change::Begin(what), _) => {
-                Some(Activity { what, since: event.at })
+                Some(Activity { what, since: Some(event.at) })
             }
         };
     }
@@ -136,7 +137,8 @@ mod tests {
             let at = Timestamp::from_millis(at);
             tracker.event(&Event { seq: 1, at, turn: None, body });
         }
-        tracker.current().map(|activity| (activity.what.clone(), activity.since.as_millis()))
+        let activity = tracker.current()?;
+        Some((activity.what.clone(), activity.since?.as_millis()))
     }
 
     fn state(state: SessionState) -> EventBody {

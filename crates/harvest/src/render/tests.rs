@@ -274,7 +274,8 @@ fn newest_running_tool_is_the_activity() {
     let mut activity = |seq: u64, body| {
         let at = Timestamp::from_millis(seq.cast_signed());
         renderer.event(&Event { seq, at, turn: None, body });
-        renderer.activity().map(|activity| (activity.what, activity.since.as_millis()))
+        let activity = renderer.activity()?;
+        Some((activity.what, activity.since?.as_millis()))
     };
     activity(1, EventBody::TurnStarted { prompt: PromptId::random(), number: 1 });
     assert_eq!(activity(2, EventBody::TextDelta { text: "I".into() }), None);
@@ -284,4 +285,22 @@ fn newest_running_tool_is_the_activity() {
     assert_eq!(read, Some(("Read calc.py (and 1 more)".into(), 4)));
     assert_eq!(activity(5, ended("b", true, "")), Some(("Bash pytest -q".into(), 3)));
     assert_eq!(activity(6, ended("a", true, "")), Some(("Working".into(), 6)));
+}
+
+#[test]
+fn streamed_markdown_is_rendered_line_by_line() {
+    let mut renderer = Renderer::new(false, 40, Palette::default());
+    renderer.render_markdown(Palette::new(true, &|_| None));
+    let mut text = |text: &str| {
+        let body = EventBody::TextDelta { text: text.into() };
+        let pieces =
+            renderer.event(&Event { seq: 1, at: Timestamp::from_millis(0), turn: None, body });
+        (pieces, renderer.activity().map(|activity| activity.what))
+    };
+    assert_eq!(text("I fixed **it"), (vec![], Some("I fixed **it".into())));
+    let line = Piece::Text("I fixed \x1b[1mit\x1b[0m.\n".into());
+    assert_eq!(text("**.\nNext"), (vec![line], Some("Next".into())));
+    assert_eq!(text(&"x".repeat(50)).1, Some("x".repeat(28)));
+    assert_eq!(renderer.finish(), Some(Piece::Text(format!("Next{}\n", "x".repeat(50)))));
+    assert_eq!(renderer.finish(), None);
 }
