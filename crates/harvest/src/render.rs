@@ -6,18 +6,13 @@
 
 mod activity;
 mod markdown;
+mod tool;
 
 use std::collections::HashSet;
 
 pub(crate) use self::activity::Activity;
-use serde_json::Value;
-
-use self::{activity::ActivityTracker, markdown::Markdown};
-use crate::{
-    printer::human_millis,
-    sanitize::{sanitize, sanitize_line},
-    style::Palette,
-};
+use self::{activity::ActivityTracker, markdown::Markdown, tool::ToolKind};
+use crate::{printer::human_millis, sanitize::sanitize, style::Palette};
 use harvest_proto::{
     Event, EventBody, RepositoryName, StateReason, Timestamp,
     api::{CheckOutcome, Evidence, Session, SessionState},
@@ -63,6 +58,7 @@ pub(crate) struct Renderer {
 struct RunningTool {
     call: String,
     what: String,
+    kind: ToolKind,
     since: Timestamp,
 }
 
@@ -154,9 +150,10 @@ impl Renderer {
                 self.markdown.iter_mut().for_each(Markdown::end);
                 vec![format!("● turn {number}")]
             }
-            EventBody::ToolStarted { call, name, input, .. } => {
-                let what = truncate(&tool(name, input), self.width.saturating_sub(16));
-                self.tools.push(RunningTool { call: call.clone(), what, since: event.at });
+            EventBody::ToolStarted { call, name, input, blob, .. } => {
+                let what = truncate(&tool::title(name, input), self.width.saturating_sub(16));
+                let kind = ToolKind::of(input, blob.is_some());
+                self.tools.push(RunningTool { call: call.clone(), what, kind, since: event.at });
                 vec![]
             }
             EventBody::ToolEnded { call, ok, output, .. } => {
@@ -196,25 +193,28 @@ impl Renderer {
 
     fn tool_ended(&mut self, call: &str, ok: bool, output: &str, at: Timestamp) -> Vec<String> {
         let running = self.tools.iter().position(|tool| tool.call == call);
-        let (what, began) = match running.map(|position| self.tools.remove(position)) {
-            Some(tool) => (tool.what, tool.since),
-            None => ("tool".to_owned(), at),
+        let (what, kind, time) = match running.map(|position| self.tools.remove(position)) {
+            Some(RunningTool { what, kind, since, .. }) => {
+                let millis = u64::try_from(at.since(since).as_millis()).unwrap_or(u64::MAX);
+                (what, kind, format!(" ({})", human_millis(millis)))
+            }
+            None => ("A tool".to_owned(), ToolKind::Other, String::new()),
         };
-        let millis = u64::try_from(at.since(began).as_millis()).unwrap_or(u64::MAX);
         let mark = if ok { '✓' } else { '✗' };
         let output = sanitize(output);
-        let line = format!("  {mark} {what} ({})", human_millis(millis));
+        let line = format!("  {mark} {what}{time}");
         if self.full {
             return with_tail(line, &output);
         }
-        let last = output.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or("");
-        if last.is_empty() {
+        let Some(result) = kind.result(ok, &output).filter(|result| !result.is_empty()) else {
             return vec![line];
-        }
-        let both = format!("{line} → {last}");
+        };
+        let both = format!("{line} → {result}");
         match both.chars().count() <= self.width {
             true => vec![both],
-            false => vec![format!("{line}\n→ {}", truncate(last, self.width.saturating_sub(7)))],
+            false => {
+                vec![format!("{line}\n→ {}", truncate(&result, self.width.saturating_sub(7)))]
+            }
         }
     }
 }
@@ -401,17 +401,6 @@ fn describe_snapshot_kind(kind: SnapshotKind) -> &'static str {
         SnapshotKind::Pause => "pause",
         SnapshotKind::Recovered => "recovered disk",
         SnapshotKind::Build => "build",
-    }
-}
-
-/// A tool's name and its most telling argument.
-fn tool(name: &str, input: &Value) -> String {
-    let known =
-        ["command", "file_path", "path", "pattern", "url", "query", "description", "prompt"];
-    let argument = known.iter().find_map(|key| input.get(key)?.as_str()).map(first_line);
-    match argument {
-        Some(argument) => sanitize_line(&format!("{name} {argument}")),
-        None => sanitize_line(name),
     }
 }
 

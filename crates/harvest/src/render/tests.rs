@@ -2,7 +2,7 @@
 
 use super::*;
 use harvest_proto::{PromptId, SandboxId, SnapshotId, event::BootFailure};
-use serde_json::json;
+use serde_json::{Value, json};
 
 fn shown(bodies: Vec<EventBody>) -> String {
     shown_by(Renderer::new(false, 100, Palette::default()), bodies)
@@ -107,7 +107,7 @@ fn turn_shows_text_and_one_line_per_tool() {
     ]);
     assert_eq!(
         screen,
-        "● turn 1\nI look at the test.\n  ✓ Read calc.py (500ms) → def add(a, b):\n\
+        "● turn 1\nI look at the test.\n  ✓ Read calc.py (500ms) → 2 lines\n\
          \x20 ✗ Bash python3 -m unittest (500ms) → FAILED (failures=1)\nCompleted turn 1 in 2m06s\n"
     );
 }
