@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Context, Result, bail};
 use futures_util::{StreamExt, stream::BoxStream};
 use harvest_proto::{
-    Event, EventBody, RepositoryName,
+    Event, EventBody, PromptId, RepositoryName,
     api::{CheckOutcome, Evidence, Session, SessionState},
     event::TurnOutcome,
 };
@@ -115,6 +115,13 @@ pub(crate) fn parse_frame(lines: &[String]) -> Result<Option<Update>> {
     }
 }
 
+/// An event of a page; `None` for a type that this version does not know.
+pub(crate) fn known_event(value: serde_json::Value) -> Option<Event> {
+    serde_json::from_value(value)
+        .inspect_err(|error| tracing::warn!(%error, "skipped an event of an unknown type"))
+        .ok()
+}
+
 /// The result of a followed session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
@@ -131,7 +138,10 @@ pub(crate) enum Verdict {
 #[derive(Debug, Default)]
 pub(crate) struct CompletionTracker {
     /// Prompts without a finished turn.
-    pending: usize,
+    pending: BTreeSet<PromptId>,
+    question: Option<Question>,
+    /// The prompt that answers the question; it starts no turn.
+    answer: Option<PromptId>,
     turn_failed: bool,
     /// Repositories whose last checked commit failed.
     failed_checks: BTreeSet<RepositoryName>,
@@ -140,14 +150,45 @@ pub(crate) struct CompletionTracker {
     state: Option<SessionState>,
 }
 
+/// A question of the agent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Question {
+    request: String,
+    pub(crate) options: Vec<String>,
+}
+
 impl CompletionTracker {
+    /// Ends the part of the history that only tells which prompts and questions are open.
+    pub(crate) fn begin(&mut self) {
+        let Self { pending, question, answer, .. } = std::mem::take(self);
+        *self = Self { pending, question, answer, ..Self::default() };
+    }
+
+    /// The agent's open question.
+    pub(crate) fn question(&self) -> Option<&Question> {
+        self.question.as_ref()
+    }
+
     /// `Some` once there is nothing left to wait for.
     pub(crate) fn event(&mut self, body: &EventBody) -> Option<Verdict> {
         match body {
-            EventBody::PromptQueued { .. } => self.pending += 1,
-            EventBody::PromptCancelled { .. } => self.pending = self.pending.saturating_sub(1),
-            EventBody::TurnEnded { outcome, .. } => {
-                self.pending = self.pending.saturating_sub(1);
+            EventBody::PromptQueued { prompt, .. } => {
+                if self.question.is_some() && self.answer.is_none() {
+                    self.answer = Some(prompt.clone());
+                } else {
+                    self.pending.insert(prompt.clone());
+                }
+            }
+            EventBody::PromptCancelled { prompt } => drop(self.pending.remove(prompt)),
+            EventBody::RequestOpened { request, options, .. } => {
+                self.close_question(false);
+                self.question =
+                    Some(Question { request: request.clone(), options: options.clone() });
+            }
+            EventBody::RequestClosed { answer, .. } => self.close_question(answer.is_some()),
+            EventBody::TurnEnded { prompt, outcome, .. } => {
+                self.close_question(false);
+                self.pending.remove(prompt);
                 self.turn_failed = *outcome != TurnOutcome::Completed;
             }
             EventBody::Pushed { repository, commit, .. } => {
@@ -163,6 +204,12 @@ impl CompletionTracker {
         self.verdict()
     }
 
+    /// An answer that did not arrive becomes an ordinary prompt.
+    fn close_question(&mut self, answered: bool) {
+        self.question = None;
+        self.pending.extend(self.answer.take().filter(|_| !answered));
+    }
+
     fn evidence(&mut self, evidence: &Evidence) {
         let name = evidence.repository.clone();
         self.unchecked
@@ -175,7 +222,8 @@ impl CompletionTracker {
     }
 
     fn is_at_rest(&self) -> bool {
-        matches!(self.state, Some(SessionState::Idle | SessionState::Paused)) && self.pending == 0
+        matches!(self.state, Some(SessionState::Idle | SessionState::Paused))
+            && self.pending.is_empty()
     }
 
     fn verdict(&self) -> Option<Verdict> {
@@ -197,18 +245,28 @@ impl CompletionTracker {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use harvest_proto::{PromptId, StateReason, Timestamp, bridge::Exit};
+    use harvest_proto::{StateReason, Timestamp, bridge::Exit};
+
+    fn prompt(number: u32) -> PromptId {
+        format!("prm_{number:012}").parse().unwrap()
+    }
 
     fn queued() -> EventBody {
-        EventBody::PromptQueued {
-            prompt: PromptId::random(),
-            text: String::new(),
-            author: String::new(),
-        }
+        queued_as(1)
+    }
+
+    fn queued_as(number: u32) -> EventBody {
+        let prompt = prompt(number);
+        EventBody::PromptQueued { prompt, text: String::new(), author: String::new() }
     }
 
     fn ended(outcome: TurnOutcome) -> EventBody {
-        EventBody::TurnEnded { prompt: PromptId::random(), outcome, error: None, millis: 1 }
+        EventBody::TurnEnded { prompt: prompt(1), outcome, error: None, millis: 1 }
+    }
+
+    fn asked() -> EventBody {
+        let (request, question) = ("r".to_owned(), "Which?".to_owned());
+        EventBody::RequestOpened { request, question, options: vec!["a".into()] }
     }
 
     fn now(state: SessionState) -> EventBody {
@@ -227,7 +285,8 @@ mod tests {
             verdict(&[queued(), now(SessionState::Starting), now(SessionState::Idle)]),
             None
         );
-        assert_eq!(verdict(&[queued(), queued(), ended(completed), now(SessionState::Idle)]), None);
+        let other = queued_as(2);
+        assert_eq!(verdict(&[queued(), other, ended(completed), now(SessionState::Idle)]), None);
         assert_eq!(
             verdict(&[queued(), ended(completed), now(SessionState::Idle)]),
             Some(Verdict::Succeeded)
@@ -238,6 +297,45 @@ mod tests {
         );
         assert_eq!(verdict(&[queued(), now(SessionState::NeedsInput)]), Some(Verdict::NeedsInput));
         assert_eq!(verdict(&[queued(), now(SessionState::Failed)]), Some(Verdict::Failed));
+    }
+
+    #[test]
+    fn answer_is_no_prompt_to_wait_for() {
+        let answered = |answer: Option<&str>| {
+            let answer = answer.map(str::to_owned);
+            let closed = EventBody::RequestClosed { request: "r".into(), answer };
+            let turn = [queued(), asked(), now(SessionState::NeedsInput), queued_as(2), closed];
+            let end = [ended(TurnOutcome::Completed), now(SessionState::Idle)];
+            verdict(&[&turn[..], &end].concat())
+        };
+        assert_eq!(answered(Some("a")), Some(Verdict::Succeeded));
+        assert_eq!(answered(None), None);
+    }
+
+    #[test]
+    fn turn_of_another_prompt_is_not_the_end() {
+        let stopped = EventBody::TurnEnded {
+            prompt: prompt(9),
+            outcome: TurnOutcome::Stopped,
+            error: None,
+            millis: 1,
+        };
+        assert_eq!(verdict(&[queued(), stopped, now(SessionState::Idle)]), None);
+    }
+
+    #[test]
+    fn earlier_history_tells_questions_but_no_failures() {
+        let mut tracker = CompletionTracker::default();
+        let failed = evidence("a", CheckOutcome::Failed);
+        for body in [queued_as(1), failed, asked()] {
+            tracker.event(&body);
+        }
+        tracker.begin();
+        assert_eq!(tracker.question().unwrap().options, ["a"]);
+        let closed = EventBody::RequestClosed { request: "r".into(), answer: Some("a".into()) };
+        let rest = [queued_as(2), closed, ended(TurnOutcome::Completed), now(SessionState::Idle)];
+        let verdict = rest.iter().map(|body| tracker.event(body)).last().flatten();
+        assert_eq!(verdict, Some(Verdict::Succeeded));
     }
 
     #[test]
@@ -336,6 +434,8 @@ mod tests {
         let unknown = r#"data: {"seq":1,"at":"1970-01-01T00:00:00.000Z","type":"from_the_future"}"#;
         assert_eq!(parse_frame(&lines(unknown)).unwrap(), None);
         assert!(parse_frame(&lines("data: {")).is_err());
+        let unknown = unknown.strip_prefix("data: ").unwrap();
+        assert_eq!(known_event(serde_json::from_str(unknown).unwrap()), None);
     }
 
     #[test]

@@ -180,6 +180,12 @@ impl Printer {
         !self.json && self.live && io::stdout().is_terminal() && io::stdin().is_terminal()
     }
 
+    /// Whether a user can be asked: stdin and stderr are a terminal.
+    pub(crate) fn can_ask(&self) -> bool {
+        let is_terminal = io::stdin().is_terminal() && io::stderr().is_terminal();
+        is_terminal && !self.quiet && !self.json
+    }
+
     /// Whether there is a live line: only on a terminal and without `--quiet`, `--json` and
     /// `--verbose`.
     pub(crate) fn is_live(&self) -> bool {

@@ -12,16 +12,31 @@ use crate::{
 
 const REGENERATE: &str = "HARVEST_REGENERATE=1 cargo nextest run -p harvest reference";
 
+const EXIT_CODES: &str = "\
+## Exit codes
+
+| code | meaning |
+|---|---|
+| 0 | success; also after Ctrl-C detached from a session or a build, which goes on |
+| 1 | failure: of the verb, or of the followed session's last turn or check |
+| 2 | wrong usage |
+| 3 | `run`, `attach`, `send -f`: the session waits for an answer, and there is no terminal to type it |
+| 124 | `exec`: the command ran out of time |
+| 125 | `exec`, `shell`: an error of Harvest itself |
+| 126, 127 | `exec`, `shell`: the command is not executable, or not found |
+| 128 + N | `exec`: signal N ended the command: 130 after Ctrl-C; 137 also when out of memory |
+| other | `exec`, `shell`: the command's own exit code |
+";
+
 fn cli_page() -> String {
     let mut harvest = help::command();
     harvest.build();
     let mut page = format!(
         "# The command line\n\nGenerated from the code by `{REGENERATE}`.\n\n\
          A session is named by its id, an id prefix, its key, or `-` for the newest one. Results\n\
-         go to stdout, everything else to stderr. Exit codes: 0 success, 1 failure, 2 wrong\n\
-         usage. `exec` returns the command's own exit code, or 124 for a timeout, 125 for an error\n\
-         of Harvest itself, 126 for not executable, 127 for not found, 137 for out of memory\n\
-         or killed.\n\n`harvest` without a verb prints the status and the next useful command.\n\n\
+         go to stdout, everything else to stderr. On a terminal the last line shows what is going\n\
+         on, states and diffs are coloured, and the agent's Markdown is rendered.\n\n{EXIT_CODES}\n\
+         `harvest` without a verb prints the status and the next useful command.\n\n\
          ## Flags of every verb\n\n"
     );
     page += &arguments(&harvest, true);

@@ -5,13 +5,14 @@
 //! escape sequences in a piece are the styles of its first words.
 
 mod activity;
+mod highlight;
 mod markdown;
 mod tool;
 
 use std::collections::HashSet;
 
 pub(crate) use self::activity::Activity;
-use self::{activity::ActivityTracker, markdown::Markdown, tool::ToolKind};
+use self::{activity::ActivityTracker, highlight::highlight, markdown::Markdown, tool::ToolKind};
 use crate::{printer::human_millis, sanitize::sanitize, style::Palette};
 use harvest_proto::{
     Event, EventBody, RepositoryName, StateReason, Timestamp,
@@ -42,7 +43,10 @@ pub(crate) struct Renderer {
     markdown: Option<Markdown>,
     /// The agent's text since the last line end, which is rendered once it is complete.
     partial: String,
-    turn: u32,
+    /// The number of the turn, unless it began before the first event.
+    turn: Option<u32>,
+    /// Whether the next prompt is the answer to a question.
+    question_open: bool,
     /// The running tools, oldest first.
     tools: Vec<RunningTool>,
     activity: ActivityTracker,
@@ -121,6 +125,12 @@ impl Renderer {
         pieces
     }
 
+    /// Takes note of an event that is not shown.
+    pub(crate) fn skip(&mut self, event: &Event) {
+        self.event(event);
+        self.finish();
+    }
+
     /// Ends an unfinished line of the agent's text.
     pub(crate) fn finish(&mut self) -> Option<Piece> {
         if !self.partial.is_empty() {
@@ -145,7 +155,7 @@ impl Renderer {
     fn lines(&mut self, event: &Event) -> Vec<String> {
         match &event.body {
             EventBody::TurnStarted { number, .. } => {
-                self.turn = *number;
+                self.turn = Some(*number);
                 self.tools.clear();
                 self.markdown.iter_mut().for_each(Markdown::end);
                 vec![format!("● turn {number}")]
@@ -159,7 +169,13 @@ impl Renderer {
             EventBody::ToolEnded { call, ok, output, .. } => {
                 self.tool_ended(call, *ok, output, event.at)
             }
+            EventBody::PromptQueued { .. } if std::mem::take(&mut self.question_open) => vec![],
+            EventBody::RequestOpened { question, options, .. } => {
+                self.question_open = true;
+                question_lines(question, options)
+            }
             EventBody::TurnEnded { outcome, error, millis, .. } => {
+                self.question_open = false;
                 self.tools.clear();
                 turn_ended(self.turn, *outcome, error.as_deref(), *millis)
             }
@@ -244,7 +260,6 @@ fn default_lines(body: &EventBody, width: usize) -> Vec<String> {
         EventBody::BootPhase { phase, status: PhaseStatus::Done, millis, .. } => {
             boot_phase(*phase, *millis)
         }
-        EventBody::RequestOpened { question, options, .. } => question_lines(question, options),
         EventBody::RequestClosed { answer: Some(answer), .. } => {
             vec![format!("Answered “{}”", quoted(answer))]
         }
@@ -339,7 +354,13 @@ fn boot_phase(phase: BootPhase, millis: Option<u64>) -> Vec<String> {
     vec![format!("{done} in {}", human_millis(millis.unwrap_or(0)))]
 }
 
-fn turn_ended(turn: u32, outcome: TurnOutcome, error: Option<&str>, millis: u64) -> Vec<String> {
+fn turn_ended(
+    turn: Option<u32>,
+    outcome: TurnOutcome,
+    error: Option<&str>,
+    millis: u64,
+) -> Vec<String> {
+    let turn = turn.map_or_else(|| "the turn".to_owned(), |number| format!("turn {number}"));
     let what = match outcome {
         TurnOutcome::Completed => "Completed",
         TurnOutcome::Failed => "Failed",
@@ -347,7 +368,7 @@ fn turn_ended(turn: u32, outcome: TurnOutcome, error: Option<&str>, millis: u64)
         TurnOutcome::Interrupted => "Interrupted",
     };
     let error = error.map_or_else(String::new, |error| format!(": {error}"));
-    vec![format!("{what} turn {turn} in {}{error}", human_millis(millis))]
+    vec![format!("{what} {turn} in {}{error}", human_millis(millis))]
 }
 
 /// `of` is the repository's suffix.
@@ -370,7 +391,7 @@ fn check_result(evidence: &Evidence, of: &str) -> Vec<String> {
 }
 
 fn question_lines(question: &str, options: &[String]) -> Vec<String> {
-    let options = options.iter().map(|option| format!("  - {option}"));
+    let options = (1..).zip(options).map(|(number, option)| format!("  {number}. {option}"));
     std::iter::once(format!("? {question}")).chain(options).collect()
 }
 
@@ -402,41 +423,6 @@ fn describe_snapshot_kind(kind: SnapshotKind) -> &'static str {
         SnapshotKind::Recovered => "recovered disk",
         SnapshotKind::Build => "build",
     }
-}
-
-/// Styles the words at the start of a line that tell how something went.
-fn highlight(style: Palette, body: &EventBody, line: &str) -> String {
-    let (words, paint): (&str, fn(Palette, &str) -> String) = match body {
-        EventBody::TurnStarted { .. } => (line, Palette::bold),
-        EventBody::ToolEnded { ok: true, .. } => ("  ✓", Palette::ok),
-        EventBody::ToolEnded { ok: false, .. } => ("  ✗", Palette::fail),
-        EventBody::TurnEnded { outcome: TurnOutcome::Completed, .. } => ("Completed", Palette::ok),
-        EventBody::TurnEnded { outcome: TurnOutcome::Failed, .. } => ("Failed", Palette::fail),
-        EventBody::TurnEnded { .. } => (first_word(line), Palette::warn),
-        EventBody::Evidence(evidence) => match evidence.outcome {
-            CheckOutcome::Passed => ("Check passed", Palette::ok),
-            CheckOutcome::Failed => ("Check failed", Palette::fail),
-            CheckOutcome::NoneDeclared => ("Not checked", Palette::warn),
-        },
-        EventBody::StateChanged { state: SessionState::Failed, .. } => ("Failed", Palette::fail),
-        EventBody::BootPhase { status: PhaseStatus::Failed, .. }
-        | EventBody::AgentExited { .. } => (line, Palette::fail),
-        EventBody::RequestOpened { .. } => (line, Palette::bold),
-        EventBody::Warning { .. } => ("warning:", Palette::warn),
-        EventBody::EgressRefused { .. } | EventBody::PushRefused { .. } => {
-            ("Refused", Palette::warn)
-        }
-        EventBody::SandboxStarted { .. } | EventBody::BootPhase { .. } => (line, Palette::dim),
-        _ => return line.to_owned(),
-    };
-    match line.strip_prefix(words) {
-        Some(rest) => paint(style, words) + rest,
-        None => line.to_owned(),
-    }
-}
-
-fn first_word(line: &str) -> &str {
-    line.split(' ').next().unwrap_or("")
 }
 
 /// Splits text into lines and indents all but the first, so that untrusted text cannot imitate

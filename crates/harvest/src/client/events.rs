@@ -9,10 +9,11 @@ use futures_util::{
 };
 use harvest_proto::{Event, SessionId, api::Page};
 use reqwest::Method;
+use serde_json::Value;
 
 use super::Client;
 use crate::{
-    follow::{Lines, Update, parse_frame},
+    follow::{Lines, Update, known_event, parse_frame},
     printer::ApiRefusal,
     socket::with_silence_timeout,
 };
@@ -33,16 +34,40 @@ impl Client {
             let (client, id) = (client.clone(), id.clone());
             async move {
                 let Some(after) = after else { return anyhow::Ok(None) };
-                let path = format!("/v1/sessions/{id}/events?after={after}&limit=1000");
-                let page: Page<Event> = client.get(&path).await?;
-                let last =
-                    page.items.last().filter(|_| page.next_cursor.is_some()).map(|event| event.seq);
-                let updates =
-                    page.items.into_iter().map(|event| Ok(Update::Event(Box::new(event))));
-                Ok(Some((stream::iter(updates), last)))
+                let (events, next) = client.event_page(&id, after, 1000).await?;
+                let updates = events.into_iter().map(|event| Ok(Update::Event(Box::new(event))));
+                Ok(Some((stream::iter(updates), next)))
             }
         });
         pages.try_flatten().boxed_local()
+    }
+
+    /// The last events up to `seq`, at most `limit`.
+    pub(crate) async fn events_up_to(
+        &self,
+        id: &SessionId,
+        seq: u64,
+        limit: u64,
+    ) -> Result<Vec<Event>> {
+        let after = seq.saturating_sub(limit);
+        match seq - after {
+            0 => Ok(Vec::new()),
+            events => Ok(self.event_page(id, after, events).await?.0),
+        }
+    }
+
+    /// The events after `after` that this version knows, and the cursor of the next page.
+    async fn event_page(
+        &self,
+        id: &SessionId,
+        after: u64,
+        limit: u64,
+    ) -> Result<(Vec<Event>, Option<u64>)> {
+        let path = format!("/v1/sessions/{id}/events?after={after}&limit={limit}");
+        let Page { items, next_cursor } = self.get::<Page<Value>>(&path).await?;
+        let last = items.last().and_then(|event| event["seq"].as_u64());
+        let next = last.filter(|_| next_cursor.is_some());
+        Ok((items.into_iter().filter_map(known_event).collect(), next))
     }
 
     /// The session's current state, then every event after `after`. Reconnects when the connection

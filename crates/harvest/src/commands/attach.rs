@@ -15,7 +15,7 @@ pub(crate) async fn run(ctx: &Invocation, args: &SessionArg) -> Result<u8> {
         "Attached to {id}, {} (Ctrl-C detaches; the session keeps running)",
         session.state.as_str()
     ));
-    watch::follow(ctx, &client, &id, session.seq.saturating_sub(CONTEXT_EVENTS), StopWhen::Never)
-        .await?;
-    Ok(0)
+    let after = session.seq.saturating_sub(CONTEXT_EVENTS);
+    let result = watch::follow(ctx, &client, &id, after, StopWhen::Never).await?;
+    Ok(watch::exit_code(ctx, &id, result))
 }

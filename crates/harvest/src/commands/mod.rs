@@ -1,5 +1,6 @@
 //! One file per verb. Each calls the server, or the engine if it needs no server, and prints.
 
+mod answers;
 mod api;
 mod archive;
 mod attach;
@@ -60,6 +61,9 @@ use crate::{
 
 /// The exit code of a failure.
 pub(crate) const FAILED: u8 = 1;
+
+/// The exit code when a followed session waits for an answer that cannot be typed here.
+pub(crate) const NEEDS_INPUT: u8 = 3;
 
 /// Runs a verb; returns the exit code.
 pub(crate) async fn run(ctx: &Invocation, command: Option<Command>) -> Result<u8> {

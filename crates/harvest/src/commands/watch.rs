@@ -2,10 +2,11 @@
 
 use std::{io::Write, pin::pin, time::SystemTime};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use futures_util::StreamExt;
-use harvest_proto::{Event, EventBody, SessionId, Timestamp};
+use harvest_proto::{Event, EventBody, SessionId, Timestamp, api::CreatePrompt};
 
+use super::answers::Answers;
 use crate::{
     Invocation,
     client::Client,
@@ -14,11 +15,15 @@ use crate::{
     render::{Activity, Piece, Renderer},
 };
 
+/// Events before the first one shown that are read for what they began: the turn, running tools and
+/// open questions. As many as a page can have.
+const EARLIER_EVENTS: u64 = 1000;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StopWhen {
     /// The session is done: idle or paused with an empty queue.
     Idle,
-    /// Only Ctrl-C ends it.
+    /// Only Ctrl-C ends it, or a question that cannot be answered here.
     Never,
 }
 
@@ -37,30 +42,52 @@ pub(crate) async fn follow(
     after: u64,
     stop_when: StopWhen,
 ) -> Result<FollowResult> {
+    let (mut screen, mut tracker) = join(ctx, client, session, after).await?;
+    let mut answers = Answers::new(ctx.print);
     let mut updates = pin!(client.follow(session, after));
     let mut detach = pin!(tokio::signal::ctrl_c());
-    let mut screen = Screen::new(ctx, false);
-    let mut tracker = CompletionTracker::default();
+    // Earlier events may tell of questions that are answered by now.
+    let mut newest = 0;
     loop {
         let update = tokio::select! {
             update = updates.next() => update,
+            answer = answers.next() => {
+                let Some(text) = answer else {
+                    answers.withdraw();
+                    return finish(screen, Verdict::NeedsInput);
+                };
+                let request = CreatePrompt { text, now: false, author: None };
+                client.prompt(session, &request).await.context("cannot answer")?;
+                continue;
+            }
             _ = &mut detach => {
+                answers.withdraw();
                 screen.finish()?;
-                ctx.print.note(format!("Detached from {session}; it keeps running"));
-                ctx.print.hint(format!("`harvest attach {session}` follows it again, `harvest stop {session}` stops it"));
-                return Ok(FollowResult::Detached);
+                return Ok(detached(ctx, session));
             }
         };
         match update {
             Some(Ok(Update::Event(event))) => {
-                screen.event(&event)?;
                 let verdict = tracker.event(&event.body);
-                if let (Some(verdict), StopWhen::Idle) = (verdict, stop_when) {
-                    screen.finish()?;
-                    return Ok(FollowResult::Finished(verdict));
+                let question = tracker.question().filter(|_| event.seq >= newest);
+                if question.is_none() {
+                    answers.withdraw();
+                }
+                screen.event(&event)?;
+                match verdict {
+                    Some(Verdict::NeedsInput) if event.seq < newest => {}
+                    Some(Verdict::NeedsInput) => match question {
+                        Some(question) if ctx.print.can_ask() => answers.ask(question),
+                        _ => return finish(screen, Verdict::NeedsInput),
+                    },
+                    Some(verdict) if stop_when == StopWhen::Idle => return finish(screen, verdict),
+                    _ => {}
                 }
             }
-            Some(Ok(Update::Snapshot(session))) => screen.renderer.session(&session),
+            Some(Ok(Update::Snapshot(session))) => {
+                newest = session.seq;
+                screen.renderer.session(&session);
+            }
             Some(Err(error)) => {
                 screen.finish()?;
                 return Err(error);
@@ -68,6 +95,36 @@ pub(crate) async fn follow(
             None => bail!("the event stream of {session} ended"),
         }
     }
+}
+
+/// Reads what began before the first event that is shown.
+async fn join<'a>(
+    ctx: &'a Invocation,
+    client: &Client,
+    session: &SessionId,
+    after: u64,
+) -> Result<(Screen<'a>, CompletionTracker)> {
+    let mut screen = Screen::new(ctx, false);
+    let mut tracker = CompletionTracker::default();
+    for event in client.events_up_to(session, after, EARLIER_EVENTS).await? {
+        screen.renderer.skip(&event);
+        tracker.event(&event.body);
+    }
+    tracker.begin();
+    Ok((screen, tracker))
+}
+
+fn detached(ctx: &Invocation, session: &SessionId) -> FollowResult {
+    ctx.print.note(format!("Detached from {session}; it keeps running"));
+    ctx.print.hint(format!(
+        "`harvest attach {session}` follows it again, `harvest stop {session}` stops it"
+    ));
+    FollowResult::Detached
+}
+
+fn finish(mut screen: Screen, verdict: Verdict) -> Result<FollowResult> {
+    screen.finish()?;
+    Ok(FollowResult::Finished(verdict))
 }
 
 /// Waits silently until `matches` returns a value for an event after `after`.
@@ -171,7 +228,7 @@ pub(crate) fn exit_code(ctx: &Invocation, session: &SessionId, result: FollowRes
         FollowResult::Finished(Verdict::Succeeded) | FollowResult::Detached => 0,
         FollowResult::Finished(Verdict::NeedsInput) => {
             ctx.print.hint(format!("answer with `harvest send {session} \"…\"`"));
-            0
+            super::NEEDS_INPUT
         }
         FollowResult::Finished(Verdict::Failed) => {
             ctx.print.hint(format!(

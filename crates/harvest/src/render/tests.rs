@@ -304,3 +304,53 @@ fn streamed_markdown_is_rendered_line_by_line() {
     assert_eq!(renderer.finish(), Some(Piece::Text(format!("Next{}\n", "x".repeat(50)))));
     assert_eq!(renderer.finish(), None);
 }
+
+#[test]
+fn follower_that_joins_late_invents_no_numbers() {
+    let end = || EventBody::TurnEnded {
+        prompt: PromptId::random(),
+        outcome: TurnOutcome::Stopped,
+        error: None,
+        millis: 2_000,
+    };
+    assert_eq!(
+        shown(vec![ended("a", true, "done"), end()]),
+        "  ✓ A tool → done\nStopped the turn in 2.0s\n"
+    );
+    let mut renderer = Renderer::new(false, 100, Palette::default());
+    let earlier = [
+        EventBody::TurnStarted { prompt: PromptId::random(), number: 4 },
+        EventBody::TextDelta { text: "I wait".into() },
+        started("a", "Bash", json!({"command": "sleep 60"})),
+    ];
+    for body in earlier {
+        renderer.skip(&Event { seq: 1, at: Timestamp::from_millis(0), turn: None, body });
+    }
+    assert_eq!(
+        shown_by(renderer, vec![ended("a", false, "(signal 9)"), end()]),
+        "  ✗ Bash sleep 60 (250ms) → signal 9\nStopped turn 4 in 2.0s\n"
+    );
+}
+
+#[test]
+fn answer_is_not_shown_as_queued() {
+    let prompt = |text: &str| EventBody::PromptQueued {
+        prompt: PromptId::random(),
+        text: text.into(),
+        author: String::new(),
+    };
+    let screen = shown(vec![
+        EventBody::RequestOpened {
+            request: "r".into(),
+            question: "Tabs or spaces?".into(),
+            options: vec!["tabs".into(), "spaces".into()],
+        },
+        prompt("spaces"),
+        EventBody::RequestClosed { request: "r".into(), answer: Some("spaces".into()) },
+        prompt("Go on."),
+    ]);
+    assert_eq!(
+        screen,
+        "? Tabs or spaces?\n  1. tabs\n  2. spaces\nAnswered “spaces”\nQueued “Go on.”\n"
+    );
+}

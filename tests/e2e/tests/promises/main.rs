@@ -18,6 +18,7 @@ mod history;
 mod history_budget;
 mod inputs;
 mod keys_and_budget;
+mod live_terminal;
 mod many_sessions;
 mod names_and_addresses;
 mod network;
