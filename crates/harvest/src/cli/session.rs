@@ -183,9 +183,12 @@ pub(crate) struct LogsArgs {
     /// Only events after this one
     #[arg(long, value_name = "SEQ", default_value_t = 0)]
     pub(crate) after: u64,
-    /// Print the full output of tools, not only its last line
+    /// Print the full output of tools, not only what came of them
     #[arg(long)]
     pub(crate) full: bool,
+    /// Begin each line with its time
+    #[arg(short, long)]
+    pub(crate) times: bool,
 }
 
 #[derive(Debug, Args)]

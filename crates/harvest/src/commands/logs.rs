@@ -10,6 +10,7 @@ pub(crate) async fn run(ctx: &Invocation, args: &LogsArgs) -> Result<u8> {
     let (client, session) = ctx.session(&args.session).await?;
     let mut screen = Screen::new(ctx, true);
     screen.follows = args.follow;
+    screen.times = args.times;
     screen.renderer.full = args.full;
     screen.renderer.session(&client.session(&session).await?);
     let mut updates = client.events_after(&session, args.after, args.follow);

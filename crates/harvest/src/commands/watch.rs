@@ -152,6 +152,12 @@ pub(crate) struct Screen<'a> {
     lines_are_results: bool,
     /// Whether events arrive as they happen.
     pub(super) follows: bool,
+    /// Whether lines begin with the time of their event.
+    pub(super) times: bool,
+    /// The time of the newest event.
+    at: Timestamp,
+    /// Whether the printed text ends in the middle of a line.
+    mid_line: bool,
     /// The activity on the live line.
     shown: Option<Activity>,
 }
@@ -163,7 +169,16 @@ impl<'a> Screen<'a> {
         if !ctx.print.stdout.is_plain() {
             renderer.render_markdown(ctx.print.stdout);
         }
-        Self { ctx, renderer, lines_are_results, follows: true, shown: None }
+        Self {
+            ctx,
+            renderer,
+            lines_are_results,
+            follows: true,
+            times: false,
+            at: Timestamp::from_millis(0),
+            mid_line: false,
+            shown: None,
+        }
     }
 
     pub(crate) fn event(&mut self, event: &Event) -> Result<()> {
@@ -171,6 +186,7 @@ impl<'a> Screen<'a> {
             return self.ctx.print.item(event);
         }
         let pieces = self.renderer.event(event);
+        self.at = event.at;
         if !pieces.is_empty() {
             self.shown = None;
             self.ctx.print.end_live();
@@ -206,12 +222,10 @@ impl<'a> Screen<'a> {
         }
     }
 
-    fn piece(&self, piece: Piece) -> Result<()> {
+    fn piece(&mut self, piece: Piece) -> Result<()> {
         match piece {
-            Piece::Text(text) => self.ctx.print.styled_out(&text),
-            Piece::Line(line) if self.lines_are_results => {
-                self.ctx.print.styled_out(&(line + "\n"))
-            }
+            Piece::Text(text) => self.result(text),
+            Piece::Line(line) if self.lines_are_results => self.result(line + "\n"),
             Piece::Line(line) => {
                 // stdout and stderr may be the same terminal: keep the order.
                 std::io::stdout().flush()?;
@@ -220,6 +234,22 @@ impl<'a> Screen<'a> {
             }
         }
     }
+
+    fn result(&mut self, text: String) -> Result<()> {
+        match self.times {
+            true => self.ctx.print.styled_out(&stamped(&text, self.at, &mut self.mid_line)),
+            false => self.ctx.print.styled_out(&text),
+        }
+    }
+}
+
+/// Puts a time before each line that begins in this text.
+fn stamped(text: &str, at: Timestamp, mid_line: &mut bool) -> String {
+    let line = |line: &str| {
+        let continues = std::mem::replace(mid_line, !line.ends_with('\n'));
+        if continues { line.to_owned() } else { format!("{at} {line}") }
+    };
+    text.split_inclusive('\n').map(line).collect()
 }
 
 /// The exit code of a followed session; prints a hint for the next step.
@@ -236,5 +266,20 @@ pub(crate) fn exit_code(ctx: &Invocation, session: &SessionId, result: FollowRes
             ));
             super::FAILED
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_beginnings_of_lines_are_stamped() {
+        let (mut mid_line, at) = (false, Timestamp::from_millis(0));
+        let mut stamped = |text: &str| stamped(text, at, &mut mid_line);
+        assert_eq!(stamped("I look"), "1970-01-01T00:00:00.000Z I look");
+        assert_eq!(stamped(" at it.\nOne"), " at it.\n1970-01-01T00:00:00.000Z One");
+        assert_eq!(stamped("\n"), "\n");
+        assert_eq!(stamped("Done.\n"), "1970-01-01T00:00:00.000Z Done.\n");
     }
 }
