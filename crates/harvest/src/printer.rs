@@ -18,7 +18,6 @@ use crate::{
     cli::GlobalFlags,
     config::Env,
     live,
-    render::truncate,
     sanitize::{sanitize, sanitize_json, sanitize_line},
     style::{self, Palette},
     table::{table, width},
@@ -197,7 +196,8 @@ impl Printer {
     pub(crate) fn live(&self, text: &str, elapsed: Option<Duration>) {
         if self.is_live() {
             let width = columns().saturating_sub(LIVE_MARGIN);
-            live::show(&truncate(&sanitize_line(text), width), elapsed);
+            let text: String = sanitize_line(text).chars().take(width).collect();
+            live::show(&text, elapsed);
         }
     }
 

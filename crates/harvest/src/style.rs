@@ -1,5 +1,5 @@
-//! Colours of the terminal. Decides whether text is styled at all: `NO_COLOR`, `TERM=dumb`, `--json`
-//! and streams that are no terminal stay plain.
+//! Colours of the terminal. Decides whether text is styled at all: `NO_COLOR`, `TERM=dumb`,
+//! `--json` and streams that are no terminal stay plain.
 //!
 //! Untrusted text is sanitized, and cells are padded, before they are styled: the sanitizer removes
 //! every escape sequence, and widths count them.

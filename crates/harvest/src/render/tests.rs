@@ -253,7 +253,7 @@ fn sandbox_start_is_shown_and_snapshot_only_verbose() {
 }
 
 #[test]
-fn only_the_first_words_of_a_line_are_styled() {
+fn only_first_words_of_a_line_are_styled() {
     let colored = Palette::new(true, &|_| None);
     let renderer = || Renderer::new(false, 100, colored);
     assert_eq!(
