@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use harvest_proto::{
-    Event, EventBody, RepositoryName, Timestamp,
+    Event, EventBody, RepositoryName, StateReason, Timestamp,
     api::SessionState,
     event::{BootPhase, PhaseStatus},
 };
@@ -55,6 +55,12 @@ impl ActivityTracker {
 
     fn change(&mut self, body: &EventBody) -> Change {
         match body {
+            // A new session has this state before it asks for a slot.
+            EventBody::StateChanged {
+                state: SessionState::Queued,
+                reason: StateReason::Created,
+                ..
+            } => Change::Begin("Starting".to_owned()),
             EventBody::StateChanged { state, .. } => self.state_changed(*state),
             EventBody::Waiting { position } if *position > 1 => {
                 Change::Rename(format!("{SLOT} (position {position})"))
@@ -72,6 +78,7 @@ impl ActivityTracker {
             | EventBody::ToolEnded { .. }
             | EventBody::RequestClosed { .. } => Change::Begin(WORKING.to_owned()),
             EventBody::RequestOpened { .. } => Change::End,
+            EventBody::TurnEnded { .. } => Change::Begin("Saving a snapshot".to_owned()),
             EventBody::Pushed { repository, commit, .. } => {
                 self.unchecked.insert(repository.clone(), commit.clone());
                 Change::Keep
@@ -129,7 +136,7 @@ fn phase_label(phase: BootPhase) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use harvest_proto::{PromptId, StateReason};
+    use harvest_proto::{PromptId, event::TurnOutcome};
 
     fn after(bodies: Vec<EventBody>) -> Option<(String, i64)> {
         let mut tracker = ActivityTracker::default();
@@ -151,6 +158,12 @@ mod tests {
 
     #[test]
     fn waits_and_boots_are_activities() {
+        let created = EventBody::StateChanged {
+            state: SessionState::Queued,
+            reason: StateReason::Created,
+            detail: None,
+        };
+        assert_eq!(after(vec![created]), doing("Starting", 1));
         let queued = || state(SessionState::Queued);
         assert_eq!(after(vec![queued()]), doing("Waiting for a free slot", 1));
         let moved = EventBody::Waiting { position: 3 };
@@ -180,7 +193,14 @@ mod tests {
             options: vec![],
         };
         assert_eq!(after(vec![started(), asked]), None);
-        assert_eq!(after(vec![started(), state(SessionState::Idle)]), None);
+        let ended = EventBody::TurnEnded {
+            prompt: PromptId::random(),
+            outcome: TurnOutcome::Completed,
+            error: None,
+            millis: 1,
+        };
+        assert_eq!(after(vec![started(), ended.clone()]), doing("Saving a snapshot", 2));
+        assert_eq!(after(vec![started(), ended, state(SessionState::Idle)]), None);
     }
 
     #[test]
