@@ -101,6 +101,8 @@ fn start(cli: Cli, print: Printer) -> Result<u8> {
     let runtime = builder.enable_all().build().context("cannot start the runtime")?;
     let code = runtime
         .block_on(commands::run(&Invocation { config, flags: cli.global, print }, cli.command));
+    // A verb that Ctrl-C has ended early leaves its live line.
+    live::clear();
     // A blocking read from the terminal cannot be cancelled: do not wait for it.
     runtime.shutdown_background();
     code
