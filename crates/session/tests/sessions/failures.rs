@@ -179,9 +179,10 @@ async fn only_trusted_doors_wait_for_trusted_names() {
 #[tokio::test]
 async fn build_reports_refused_connections() {
     let harness = Harness::new().await;
-    let ServerParts { repositories, .. } = harness.serve_parts(harness.lease().await).await;
+    // The build stops with the last handle of the sessions.
+    let parts = harness.serve_parts(harness.lease().await).await;
     let lines: Vec<harvest_proto::api::BuildLine> =
-        repositories.build(&demo()).await.unwrap().collect().await;
+        parts.repositories.build(&demo()).await.unwrap().collect().await;
     let refused = |line: &harvest_proto::api::BuildLine| matches!(line, harvest_proto::api::BuildLine::EgressRefused { name, .. } if name == "example.org");
     assert!(lines.iter().any(refused), "{lines:?}");
 }
