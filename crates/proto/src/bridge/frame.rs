@@ -160,6 +160,8 @@ mod tests {
         assert_eq!(event.number, 7);
         assert!(matches!(event.body, crate::EventBody::Warning { .. }));
         assert_eq!(OutboxEvent::unreadable(br#"{"say":"pong"}"#), None);
+        let corrupt = message.iter().map(|byte| if *byte == b'n' { byte ^ 0x80 } else { *byte });
+        assert_eq!(OutboxEvent::unreadable(&corrupt.collect::<Vec<_>>()), None);
     }
 
     fn any_frame() -> impl Strategy<Value = Frame<ToSupervisor>> {

@@ -313,7 +313,8 @@ pub struct OutboxEvent {
 
 impl OutboxEvent {
     /// A warning in place of an event whose content cannot be parsed: it has the event's number,
-    /// so that the events after it can be stored. `None` when the message is not an event.
+    /// so that the events after it can be stored. `None` when the message is not an event, or not
+    /// text: such bytes were corrupted on the way, and the supervisor sends the event again.
     #[must_use]
     pub fn unreadable(message: &[u8]) -> Option<Self> {
         #[derive(Deserialize)]
@@ -323,7 +324,8 @@ impl OutboxEvent {
             at: Timestamp,
             turn: Option<TurnId>,
         }
-        let Head { say, number, at, turn } = serde_json::from_slice(message).ok()?;
+        let message = std::str::from_utf8(message).ok()?;
+        let Head { say, number, at, turn } = serde_json::from_str(message).ok()?;
         let text = "the sandbox sent an event that cannot be read; it is left out";
         let body = EventBody::Warning { message: text.to_owned() };
         (say == "event").then_some(Self { number, at, turn, body })

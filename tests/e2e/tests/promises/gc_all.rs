@@ -32,7 +32,7 @@ fn gc_all_detaches_a_store_in_a_file() {
     };
     harvest(&["sandbox", "ls"]);
     assert_ne!(attached(&home), [""; 0]);
-    harvest(&["gc", "--all"]);
+    harvest(&["gc", "--all", "--yes"]);
     // udev may hold the device open for a moment longer.
     harvest_e2e::until("the device to be detached", || attached(&home).is_empty());
 }
