@@ -75,7 +75,7 @@ async fn failing_setup_runs_and_is_reported_once() {
 async fn wrong_url_and_wrong_branch_leave_nothing() {
     let host = Host::start().await;
     add(&host, "shop", &[]);
-    let url = format!("{}/forge/nope.git", host.url().unwrap());
+    let url = format!("{}/forge/local/nope.git", host.url().unwrap());
     for refused in [host.harvest(["repo", "add", &url]), host.harvest(["run", "-r", &url, "hi"])] {
         assert_eq!(refused.code, 1, "{refused:?}");
         assert!(refused.stderr.contains("is not registered"), "{refused:?}");
