@@ -73,7 +73,8 @@ async fn failing_setup_runs_and_is_reported_once() {
 
 #[tokio::test]
 async fn wrong_url_and_wrong_branch_leave_nothing() {
-    let host = Host::start().await;
+    // Without a key `run` would fail earlier.
+    let host = Host::start_with(&[("ANTHROPIC_API_KEY", "unused")]).await;
     add(&host, "shop", &[]);
     let url = format!("{}/forge/local/nope.git", host.url().unwrap());
     for refused in [host.harvest(["repo", "add", &url]), host.harvest(["run", "-r", &url, "hi"])] {
