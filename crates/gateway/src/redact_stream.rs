@@ -1,5 +1,5 @@
-//! Masks secrets in a body while it is forwarded, also across the chunks of the body. The mask is as
-//! long as the secret, so lengths in headers and git's packets stay valid. Pure.
+//! Masks secrets in a body while it is forwarded, also across the chunks of the body. The mask is
+//! as long as the secret, so lengths in headers and git's packets stay valid. Pure.
 
 use bytes::Bytes;
 use harvest_proto::Secret;

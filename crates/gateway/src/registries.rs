@@ -30,7 +30,7 @@ use crate::policy;
 const TOOL_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The hosts of indexes and files that each package client uses unless configured otherwise.
-/// Hosts where anybody can store any file, such as `storage.googleapis.com`, are left out.
+/// Hosts that serve any user's files, such as `storage.googleapis.com`, are left out.
 const BUILT_IN: [(&str, &[&str]); 17] = [
     ("pip", &["pypi.org", "files.pythonhosted.org"]),
     ("conda", &["conda.anaconda.org", "repo.anaconda.com"]),

@@ -1,5 +1,5 @@
 //! Connections to allowed names: resolves the name on the machine, connects to public addresses
-//! only, and forwards what names the same host: a TLS connection by its hello, plain HTTP request by
+//! only, and forwards what names the same host: a TLS connection by its hello, plain HTTP by every
 //! request. Does not decrypt TLS.
 
 pub(crate) mod address;

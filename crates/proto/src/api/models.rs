@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_agents_that_call_the_service_need_its_key() {
+    fn only_agents_of_the_service_need_its_key() {
         let service = |key| ModelService { name: Upstream::Anthropic, secret: None, key };
         let (missing, scripted) = (service(KeySource::Missing), ModelRef::scripted());
         assert!(missing.lacks_key_for(AgentName::Claude, None));

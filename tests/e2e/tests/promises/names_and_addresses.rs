@@ -21,7 +21,7 @@ async fn effective_names_are_listed_with_their_source() {
 }
 
 #[tokio::test]
-async fn build_shows_refused_names_and_how_to_allow_them() {
+async fn build_says_how_to_allow_refused_names() {
     let host = Host::start().await;
     let setup = "#!/bin/sh\ngetent hosts forbidden.example.org || true\n";
     host.repository("calc", &[("a", "a"), (".harvest/setup.sh", setup)]).await;
