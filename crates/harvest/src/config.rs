@@ -23,8 +23,6 @@ use keys::{ConfigFile, HAS_DEFAULT, every_key};
 #[cfg(test)]
 pub(crate) use keys::{Key, VARIABLES, tables as keys_by_table};
 
-pub(crate) const DEFAULT_PORT: u16 = 7070;
-
 /// The effective settings of this run.
 #[derive(Debug, Clone)]
 pub(crate) struct Config {

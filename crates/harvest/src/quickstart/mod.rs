@@ -13,7 +13,7 @@ use harvest_gateway::ScriptRule;
 
 use crate::{
     Invocation,
-    config::{Config, DEFAULT_PORT},
+    config::Config,
     server_process::{self, RunningServer, ShutdownMode},
 };
 
@@ -30,7 +30,7 @@ pub(crate) async fn run(ctx: &Invocation, keep: bool) -> Result<u8> {
     // The demo uses its own database.
     let config = Config { database: None, ..ctx.config.at(&home) };
     let options = server_process::ServerOptions {
-        listen: free_port(),
+        listen: listen(ctx),
         hosts: vec![],
         script: rules()?,
         host_registries: false,
@@ -68,12 +68,15 @@ pub(crate) fn clean(ctx: &Invocation, home: &Path) -> Result<bool> {
     Ok(true)
 }
 
-/// The default port, so that printed commands can be copied; any free port if it is taken.
-fn free_port() -> SocketAddr {
-    let default = SocketAddr::from(([127, 0, 0, 1], DEFAULT_PORT));
-    match std::net::TcpListener::bind(default) {
-        Ok(_) => default,
-        Err(_) => SocketAddr::from(([127, 0, 0, 1], 0)),
+/// The configured address, so that printed commands can be copied; if it is taken, any free port.
+fn listen(ctx: &Invocation) -> SocketAddr {
+    let configured = ctx.config.listen;
+    match std::net::TcpListener::bind(configured) {
+        Ok(_) => configured,
+        Err(_) => {
+            ctx.print.note(format!("{configured} is in use: the demo listens on another port"));
+            SocketAddr::new(configured.ip(), 0)
+        }
     }
 }
 

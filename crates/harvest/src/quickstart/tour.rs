@@ -96,8 +96,7 @@ impl Tour<'_> {
     async fn image(&mut self) -> Result<()> {
         self.begin("An image to start sandboxes from");
         let name = &self.ctx.config.image;
-        images::build(&Backend::from_client(self.client.clone()), name, false, self.ctx.print)
-            .await?;
+        images::ensure(&Backend::from_client(self.client.clone()), name, self.ctx.print).await?;
         self.done(&format!("Image {name} is ready"));
         Ok(())
     }
