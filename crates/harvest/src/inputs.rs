@@ -29,9 +29,10 @@ pub(crate) async fn repositories(
     client: &Client,
     typed: &[String],
     all_files: bool,
+    from_snapshot: bool,
 ) -> Result<Vec<UseRepository>> {
     if typed.is_empty() {
-        return from_current_folder(ctx, client).await;
+        return from_current_folder(ctx, client, from_snapshot).await;
     }
     let mut all = Vec::with_capacity(typed.len());
     for typed in typed {
@@ -58,11 +59,22 @@ pub(crate) async fn repositories(
     Ok(all)
 }
 
-async fn from_current_folder(ctx: &Invocation, client: &Client) -> Result<Vec<UseRepository>> {
+async fn from_current_folder(
+    ctx: &Invocation,
+    client: &Client,
+    from_snapshot: bool,
+) -> Result<Vec<UseRepository>> {
     let current = std::env::current_dir().context("cannot find the current folder")?;
     let Some(folder) = enclosing(&current) else {
-        ctx.print.note("No repository in this folder: the session starts in an empty /workspace");
-        ctx.print.hint("choose one with `-r FOLDER|URL|NAME`");
+        match from_snapshot {
+            true => ctx.print.note("The session starts with the files of the snapshot"),
+            false => {
+                ctx.print.note(
+                    "No repository in this folder: the session starts in an empty /workspace",
+                );
+                ctx.print.hint("choose one with `-r FOLDER|URL|NAME`");
+            }
+        }
         return Ok(Vec::new());
     };
     Ok(vec![from_folder(ctx, client, &folder, false).await?])

@@ -27,7 +27,8 @@ pub(crate) async fn run(ctx: &Invocation, args: RunArgs) -> Result<u8> {
         }
         None => None,
     };
-    let mut repositories = inputs::repositories(ctx, &client, &args.repositories, args.all).await?;
+    let mut repositories =
+        inputs::repositories(ctx, &client, &args.repositories, args.all, from.is_some()).await?;
     if let (Some(first), Some(base)) = (repositories.first_mut(), args.base) {
         first.base = Some(base);
     }

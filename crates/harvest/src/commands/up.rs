@@ -30,7 +30,11 @@ pub(crate) async fn run(ctx: &Invocation, args: UpArgs) -> Result<u8> {
         host_registries: true,
     };
     if !options.listen.ip().is_loopback() {
-        ctx.print.note(format!("warning: other machines can reach {}", options.listen));
+        ctx.print.warn(format!(
+            "other machines can reach {}, and tokens cross the network in plain http",
+            options.listen
+        ));
+        ctx.print.hint("listen on 127.0.0.1 behind a proxy that adds TLS");
     }
     let server = RunningServer::start(config, options).await.context("cannot start the server")?;
     let time = human_elapsed(began);
