@@ -152,6 +152,7 @@ async fn every_route_requires_the_token() {
     ] {
         let answer = host.get(path, "").await;
         assert!(answer.starts_with("HTTP/1.1 401 "), "{path}: {answer}");
+        assert!(answer.ends_with("requires its access token\n"), "{path}: {answer}");
         assert!(answer.to_ascii_lowercase().contains("www-authenticate: basic"), "{path}");
     }
 }

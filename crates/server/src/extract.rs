@@ -82,8 +82,15 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
         let query = axum::extract::Query::<T>::from_request_parts(parts, state).await;
         query
             .map(|axum::extract::Query(value)| Self(value))
-            .map_err(|error| ApiError::invalid("invalid_query", error.body_text()))
+            .map_err(|error| ApiError::invalid("invalid_query", query_error(&error.body_text())))
     }
+}
+
+/// A parser's error about a query, in words for people.
+fn query_error(text: &str) -> String {
+    let detail = text.strip_prefix("Failed to deserialize query string: ").unwrap_or(text);
+    let detail = detail.replace("unknown variant", "unknown value");
+    format!("invalid query: {}", detail.replace("unknown field", "unknown parameter"))
 }
 
 /// The page size. Out of range it is rejected, not clamped, so that a client never takes a part of

@@ -218,6 +218,19 @@ async fn idempotency_key_creates_one_session() {
 }
 
 #[tokio::test]
+async fn wrong_queries_are_explained_in_words() {
+    let server = TestServer::start().await;
+    for (query, reason) in
+        [("state=nosuch", "unknown value `nosuch`"), ("stat=idle", "unknown parameter `stat`")]
+    {
+        let refused = server.request("GET", &format!("/v1/sessions?{query}"), &[], "").await;
+        problem(&refused, 400, "invalid_query");
+        let detail = refused.json()["detail"].as_str().unwrap().to_owned();
+        assert!(detail.starts_with("invalid query: ") && detail.contains(reason), "{detail}");
+    }
+}
+
+#[tokio::test]
 async fn key_of_a_failed_request_is_reusable() {
     let server = TestServer::start().await;
     let ask =

@@ -84,6 +84,9 @@ impl StoreError {
 impl Hint for StoreError {
     fn hint(&self) -> Option<Cow<'_, str>> {
         let hint = match self {
+            Self::OtherVersion { found, expected } if found > expected => {
+                "a newer Harvest made this database: upgrade this one, or use another home or database"
+            }
             Self::OtherVersion { .. } => {
                 "use the version of Harvest that created this database, or another home or database"
             }

@@ -79,7 +79,7 @@ async fn serve(
     let cgi = http_backend::CgiRequest { folder: &folder, endpoint, method, query, headers };
     http_backend::run(&forge.shared.http_backend, cgi, body).await.map_err(|error| {
         tracing::warn!(name, endpoint, %error, "git http-backend failed");
-        (StatusCode::INTERNAL_SERVER_ERROR, "git failed\\n").into_response()
+        (StatusCode::INTERNAL_SERVER_ERROR, "git failed\n").into_response()
     })
 }
 
@@ -127,7 +127,7 @@ impl From<Unauthorized> for Response {
     fn from(_: Unauthorized) -> Self {
         let challenge =
             [(header::WWW_AUTHENTICATE, "Basic realm=\"harvest forge\", charset=\"UTF-8\"")];
-        let message = "this repository requires its access token\\n";
+        let message = "this repository requires its access token\n";
         (StatusCode::UNAUTHORIZED, challenge, message).into_response()
     }
 }

@@ -20,7 +20,7 @@ use crate::{
     client::Client,
     confirm,
     follow::Lines,
-    printer::{Advice, human_elapsed, human_millis},
+    printer::{Advice, ApiRefusal, human_elapsed, human_millis},
     publish::{NameConflict, Source, forge, publish},
     render::{refused_connection, short_commit},
 };
@@ -64,8 +64,19 @@ pub(crate) async fn run(ctx: &Invocation, verb: RepoCommand) -> Result<u8> {
             let copied = url.starts_with(&format!("{}/forge/", client.url()));
             let branches = if copied { " and all branches on the local forge" } else { "" };
             confirm::removal(ctx.print, yes, &format!("{name} with its builds{branches}"))?;
-            client.delete(&format!("/v1/repositories/{name}")).await?;
-            ctx.print.document(&json!({ "forgotten": name }))?;
+            client.delete(&format!("/v1/repositories/{name}")).await.map_err(|error| {
+                match error.downcast::<ApiRefusal>() {
+                    Ok(ApiRefusal(problem)) if problem.code == "in_use" => {
+                        let hint = format!(
+                            "`harvest ls --all -r {name}` lists them, `harvest rm SESSION` removes one"
+                        );
+                        Advice::new(problem.detail, hint).into()
+                    }
+                    Ok(refusal) => refusal.into(),
+                    Err(error) => error,
+                }
+            })?;
+            ctx.print.document(&json!({ "removed": name }))?;
             ctx.print.note(match copied {
                 true => format!(
                     "Removed {name} and its copy on the local forge; the folder is unchanged"

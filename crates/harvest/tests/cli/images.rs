@@ -93,7 +93,7 @@ fn reference_without_registry_is_refused_with_example() {
     let output = Host::new().harvest(&["image", "pull", "debian:12"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(
-        text(&output.stderr).contains("registry.example.com/debian:12"),
+        text(&output.stderr).contains("docker.io/library/debian:12"),
         "{}",
         text(&output.stderr)
     );

@@ -124,7 +124,7 @@ fn parse(text: &str) -> Result<Reference, &'static str> {
         Some((rest, digest)) => (rest, Some(digest.parse::<Digest>()?)),
         None => (rest, None),
     };
-    let no_host = "it must begin with a registry, as in `registry.example.com/debian:12`";
+    let no_host = "it must begin with a registry, as in `docker.io/library/debian:12` for Docker Hub's `debian:12`";
     let (host, path) = rest.split_once('/').ok_or(no_host)?;
     if !is_host(host) {
         return Err(no_host);
