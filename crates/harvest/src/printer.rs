@@ -212,22 +212,26 @@ impl Printer {
         }
     }
 
-    /// Prints an error with its causes and its hint, whatever the flags say.
+    /// Prints an error with its causes and its hint, whatever the flags say; with `--json` as one
+    /// line of JSON.
     pub(crate) fn error(&self, error: &anyhow::Error) {
+        live::clear();
+        let text = match self.json {
+            true => sanitize_json(format!("{}\n", error_document(error))),
+            false => self.error_text(error),
+        };
+        write_err(&text);
+    }
+
+    fn error_text(&self, error: &anyhow::Error) -> String {
         let mut text = format!("{} {}\n", self.stderr.fail("error:"), sanitize(&error.to_string()));
-        let mut last = error.to_string();
-        for cause in error.chain().skip(1).map(ToString::to_string) {
-            // Some libraries repeat the source in their own message.
-            if !last.contains(&cause) {
-                text += &format!("  cause: {}\n", sanitize(&cause));
-                last = cause;
-            }
+        for cause in causes(error) {
+            text += &format!("  cause: {}\n", sanitize(&cause));
         }
         if let Some(hint) = hint_of(error) {
             text += &format!("{} {}\n", self.stderr.info("hint:"), sanitize(&hint));
         }
-        live::clear();
-        write_err(&text);
+        text
     }
 }
 
@@ -262,6 +266,29 @@ pub(crate) fn columns() -> usize {
         .map(|size| usize::from(size.ws_col))
         .find(|columns| *columns > 0);
     found.map_or(100, |columns| columns.max(40))
+}
+
+/// The causes of an error. Some libraries repeat the source in their own message.
+fn causes(error: &anyhow::Error) -> Vec<String> {
+    let mut last = error.to_string();
+    let mut causes = Vec::new();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !last.contains(&cause) {
+            causes.push(cause.clone());
+            last = cause;
+        }
+    }
+    causes
+}
+
+/// An error for programs; `code` is the API's, if the server refused the request.
+fn error_document(error: &anyhow::Error) -> serde_json::Value {
+    serde_json::json!({
+        "error": error.to_string(),
+        "causes": causes(error),
+        "hint": hint_of(error),
+        "code": error.downcast_ref::<ApiRefusal>().map(|refusal| &refusal.0.code),
+    })
 }
 
 /// The outermost hint of an error.
@@ -348,6 +375,16 @@ mod tests {
             .context(Advice::new("no answer", "wait"))
             .context("cannot list");
         assert_eq!(hint_of(&outside).as_deref(), Some("wait"));
+    }
+
+    #[test]
+    fn errors_for_programs_have_causes_and_hint() {
+        let error = Err::<(), _>(Advice::new("no server", "start one")).context("cannot list");
+        let document = error_document(&error.unwrap_err());
+        let expected = serde_json::json!({
+            "error": "cannot list", "causes": ["no server"], "hint": "start one", "code": null
+        });
+        assert_eq!(document, expected);
     }
 
     #[test]

@@ -29,7 +29,7 @@ use crate::{
     extract,
     problem::{ApiError, error_chain},
     route_path::RoutePath,
-    routes::route::page,
+    routes::{route::page, sessions::created},
 };
 
 // Longer than any UUID.
@@ -199,9 +199,10 @@ async fn response_for(
         CreatedUnderKey::Sessions(items) if repeat == Repeat::Page => {
             (StatusCode::CREATED, page(items)).into_response()
         }
-        CreatedUnderKey::Sessions(items) => {
-            (StatusCode::CREATED, Json(items.into_iter().next())).into_response()
-        }
+        CreatedUnderKey::Sessions(items) => match items.first() {
+            Some(session) => created(session),
+            None => (StatusCode::CREATED, Json(None::<()>)).into_response(),
+        },
     };
     Ok(replayed(response))
 }

@@ -207,6 +207,10 @@ async fn idempotency_key_creates_one_session() {
     let again = ask(json!({"repository": "calc"})).await;
     assert_eq!((again.status, again.json()["id"].clone()), (201, first.json()["id"].clone()));
     assert_eq!(again.header("idempotency-replayed"), Some("true"));
+    let location = format!("/v1/sessions/{}", first.json()["id"].as_str().unwrap());
+    for response in [&first, &again] {
+        assert_eq!(response.header("location"), Some(location.as_str()));
+    }
     problem(&ask(json!({"repository": "calc", "prompt": "x"})).await, 422, "key_reused");
     assert_eq!(
         server.request("GET", "/v1/sessions", &[], "").await.json()["items"]

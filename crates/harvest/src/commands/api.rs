@@ -5,8 +5,8 @@ use std::io::{IsTerminal, Read};
 use anyhow::{Context, Result, bail};
 use futures_util::StreamExt;
 use reqwest::{
-    Method,
-    header::{HeaderName, HeaderValue},
+    Method, StatusCode,
+    header::{CONTENT_TYPE, HeaderName, HeaderValue},
 };
 
 use crate::{
@@ -35,6 +35,15 @@ pub(crate) async fn run(ctx: &Invocation, args: ApiArgs) -> Result<u8> {
             ctx.print.note(format!("{name}: {}", String::from_utf8_lossy(value.as_bytes())));
         }
     }
+    let is_json = response.headers().get(CONTENT_TYPE).is_some_and(|kind| {
+        let kind = kind.to_str().unwrap_or_default();
+        kind.starts_with("application/json") || kind.starts_with("application/problem+json")
+    });
+    if is_json && std::io::stdout().is_terminal() {
+        let body = response.bytes().await.context("the response broke off")?;
+        ctx.print.out(&indented(&body))?;
+        return Ok(exit_code(status));
+    }
     let mut chunks = response.bytes_stream();
     let (mut last, terminal) = (None, std::io::stdout().is_terminal());
     while let Some(chunk) = chunks.next().await {
@@ -48,7 +57,18 @@ pub(crate) async fn run(ctx: &Invocation, args: ApiArgs) -> Result<u8> {
     if terminal && last.is_some_and(|byte| byte != b'\n') {
         ctx.print.out("\n")?;
     }
-    Ok(if status.is_client_error() || status.is_server_error() { FAILED } else { 0 })
+    Ok(exit_code(status))
+}
+
+fn exit_code(status: StatusCode) -> u8 {
+    if status.is_client_error() || status.is_server_error() { FAILED } else { 0 }
+}
+
+/// A JSON document for people.
+fn indented(body: &[u8]) -> String {
+    let document = serde_json::from_slice::<serde_json::Value>(body);
+    let text = document.and_then(|document| serde_json::to_string_pretty(&document));
+    text.unwrap_or_else(|_| String::from_utf8_lossy(body).into_owned()) + "\n"
 }
 
 /// `sessions` is short for `/v1/sessions`.
@@ -87,6 +107,12 @@ fn body(data: &str) -> Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn documents_are_indented_for_people() {
+        assert_eq!(indented(b"{\"a\":[1]}"), "{\n  \"a\": [\n    1\n  ]\n}\n");
+        assert_eq!(indented(b"no JSON"), "no JSON\n");
+    }
 
     #[test]
     fn short_paths_and_headers_are_parsed() {

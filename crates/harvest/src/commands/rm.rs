@@ -27,6 +27,6 @@ pub(crate) async fn run(ctx: &Invocation, args: &RmArgs) -> Result<u8> {
             .with_context(|| format!("cannot remove {id}"))?;
         ctx.print.note(format!("Removed {id}"));
     }
-    ctx.print.document(&serde_json::json!({ "deleted": ids }))?;
+    ctx.print.document(&serde_json::json!({ "removed": ids }))?;
     Ok(0)
 }

@@ -34,7 +34,7 @@ pub(crate) async fn run(ctx: &Invocation, verb: &SecretCommand) -> Result<u8> {
         }
         SecretCommand::Rm { name } => {
             client.delete(&format!("/v1/secrets/{}", path_segment(name)?)).await?;
-            ctx.print.document(&json!({ "forgotten": name }))?;
+            ctx.print.document(&json!({ "removed": name }))?;
             ctx.print.note(format!("Removed {name}"));
         }
     }

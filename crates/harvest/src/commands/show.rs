@@ -2,7 +2,6 @@
 
 use anyhow::Result;
 use harvest_proto::api::{Session, SessionRepository, Turn};
-use serde_json::json;
 
 use super::{ls::age, turns};
 use crate::{Invocation, cli::SessionArg, render::truncate, sanitize::sanitize, style::Palette};
@@ -10,12 +9,12 @@ use crate::{Invocation, cli::SessionArg, render::truncate, sanitize::sanitize, s
 pub(crate) async fn run(ctx: &Invocation, args: &SessionArg) -> Result<u8> {
     let (client, id) = ctx.session(&args.session).await?;
     let session = client.session(&id).await?;
-    let turns = client.turns(&id).await?;
-    let document = json!({ "session": session, "turns": turns });
-    match ctx.print.json {
-        true => ctx.print.document(&document)?,
-        false => ctx.print.styled_out(&text(ctx.print.stdout, &session, &turns))?,
+    if ctx.print.json {
+        // As in a list; `harvest turns --json` has the turns.
+        return ctx.print.document(&session).map(|()| 0);
     }
+    let turns = client.turns(&id).await?;
+    ctx.print.styled_out(&text(ctx.print.stdout, &session, &turns))?;
     Ok(0)
 }
 

@@ -14,7 +14,6 @@ use crate::cli::units::Size;
 /// A key as `harvest config` and the reference page show it.
 pub(crate) struct Key {
     pub(crate) name: &'static str,
-    #[cfg(test)]
     pub(crate) kind: &'static str,
     /// The default in backticks, or a description of it.
     pub(crate) default: &'static str,
@@ -42,7 +41,6 @@ macro_rules! table {
         impl $name {
             pub(super) const KEYS: &[Key] = &[$(Key {
                 name: stringify!($key),
-                #[cfg(test)]
                 kind: $kind,
                 default: $default,
                 #[cfg(test)]

@@ -3,6 +3,7 @@
 use anyhow::{Context, Result};
 use harvest_proto::redact;
 use serde::Serialize;
+use serde_json::Value;
 
 use super::{
     Config, Env,
@@ -14,7 +15,11 @@ use crate::cli::GlobalFlags;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Setting {
     pub(crate) key: String,
+    #[serde(skip)]
     pub(crate) value: String,
+    /// The value for programs; null where the default is only described.
+    #[serde(rename = "value")]
+    typed: Value,
     /// A flag, a variable, the path of the file, or `default`.
     pub(crate) from: String,
 }
@@ -27,7 +32,7 @@ pub(crate) fn settings(config: &Config, flags: &GlobalFlags, env: Env) -> Result
     let text = read(flags, env)?;
     let file: toml::Table =
         toml::from_str(&text).with_context(|| format!("cannot use {}", path.display()))?;
-    let one = |(table, Key { name: key, default, .. }): (&str, &Key)| {
+    let one = |(table, Key { name: key, kind, default, .. }): (&str, &Key)| {
         let (variable, name) = (variable_of(table, key), dotted(table, key));
         let written = if table.is_empty() {
             file.get(*key)
@@ -42,9 +47,20 @@ pub(crate) fn settings(config: &Config, flags: &GlobalFlags, env: Env) -> Result
         };
         let secret = name == "token" && from != DEFAULT;
         let value = if secret { "***".to_owned() } else { redact::redact(&text) };
-        Setting { key: name, value, from }
+        let described = from == DEFAULT && !default.starts_with('`');
+        let typed = if described { Value::Null } else { typed(kind, &value) };
+        Setting { key: name, value, typed, from }
     };
     Ok(every_key().map(one).collect())
+}
+
+/// A number or a list where the key's type says so, otherwise a text.
+fn typed(kind: &str, value: &str) -> Value {
+    match kind {
+        "number" => value.parse::<u64>().map_or_else(|_| value.into(), Value::from),
+        "list of names" => value.split(',').filter(|name| !name.is_empty()).collect(),
+        _ => value.into(),
+    }
 }
 
 fn dotted(table: &str, key: &str) -> String {
@@ -116,6 +132,13 @@ mod tests {
         assert_eq!(shown("image"), ("claude", "default"));
         assert!(!format!("{settings:?}").contains("planted"), "{settings:?}");
         assert_eq!(settings.len(), every_key().count());
+        let json = serde_json::to_value(&settings).unwrap();
+        let typed = |key: &str| {
+            let all = json.as_array().unwrap();
+            all.iter().find(|setting| setting["key"] == key).unwrap()["value"].clone()
+        };
+        assert_eq!(typed("hosts"), serde_json::json!(["a", "b"]));
+        assert_eq!((typed("limits.sandboxes"), typed("budget_tokens")), (7.into(), Value::Null));
         assert_eq!(shown("clocks.turn"), ("3h", path.as_str()));
         assert_eq!(shown("limits.sandboxes"), ("7", "HARVEST_LIMITS_SANDBOXES"));
     }

@@ -16,7 +16,7 @@ mod retention;
 pub(crate) mod route;
 pub(crate) mod sandboxes;
 mod secrets;
-mod sessions;
+pub(crate) mod sessions;
 mod snapshots;
 mod tokens;
 mod turns;

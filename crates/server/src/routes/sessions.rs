@@ -2,7 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use axum::{Json, extract::State, http::StatusCode};
+use axum::{
+    Json,
+    extract::State,
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+};
 use harvest_proto::{
     RepositoryRef, SessionId, SnapshotId,
     api::{CreateSession, ForkSession, Page, Problem, RestoreSession, Session, SessionState},
@@ -96,6 +101,12 @@ async fn session_counts(State(state): State<ServerState>) -> JsonResult<BTreeMap
     Ok(Json(state.sessions.counts().await?))
 }
 
+/// The response to the creation of a session.
+pub(crate) fn created(session: &Session) -> Response {
+    let location = [(header::LOCATION, format!("/v1/sessions/{}", session.id))];
+    (StatusCode::CREATED, location, Json(session)).into_response()
+}
+
 /// Creates a session; with a prompt, work starts at once.
 #[utoipa::path(post, path = "/v1/sessions", tag = "sessions", request_body = CreateSession,
     responses((status = 201, body = Session, description = "Created; the prompt is stored")))]
@@ -104,11 +115,11 @@ async fn session_create(
     Authenticated(token): Authenticated,
     key: IdempotencyKey,
     Body(body): Body<CreateSession>,
-) -> Result<(StatusCode, Json<Session>), ApiError> {
+) -> Result<Response, ApiError> {
     validate::author(body.author.as_ref())?;
     authorization::check_author(&token, body.author.as_ref())?;
     authorization::check_snapshot(&state.sessions, &token, body.from.as_ref()).await?;
-    Ok((StatusCode::CREATED, Json(key.scope(&state.sessions).create(body, token.user).await?)))
+    Ok(created(&key.scope(&state.sessions).create(body, token.user).await?))
 }
 
 /// Returns a session.
