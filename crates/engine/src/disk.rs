@@ -3,6 +3,7 @@
 use std::{
     fs::{self, File},
     io::ErrorKind,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 
@@ -18,6 +19,16 @@ use crate::{
     records::{create_private_dir, hex, write_record},
     store,
 };
+
+/// Whether the home of a record was removed. If its disk is only not attached, its parent is
+/// missing and the nearest existing folder is on another device.
+pub(crate) fn is_removed(record: &Path, home: &Path) -> bool {
+    let device =
+        record.file_stem().and_then(|name| name.to_str()?.rsplit_once('-')?.1.parse::<u64>().ok());
+    let nearest = || home.ancestors().skip(1).find_map(|folder| fs::metadata(folder).ok());
+    let same_device = || nearest().is_some_and(|folder| Some(folder.dev()) == device);
+    !home.is_dir() && (home.parent().is_some_and(Path::is_dir) || same_device())
+}
 
 /// The storage of an installation: its home, and the cache that all homes share.
 #[derive(Debug, Clone)]
@@ -74,7 +85,9 @@ impl Disk {
         let home = fs::canonicalize(self.home.path()).at("find", self.home.path())?;
         let name =
             hex(digest::digest(&digest::SHA256, home.as_os_str().as_encoded_bytes()).as_ref());
-        let record = self.homes().join(format!("{name}.json"));
+        // The device tells a removed home from one whose disk is not attached.
+        let device = fs::metadata(&home).at("find", &home)?.dev();
+        let record = self.homes().join(format!("{name}-{device}.json"));
         if record.exists() { Ok(()) } else { write_record(&record, &home) }
     }
 
@@ -161,5 +174,19 @@ pub(crate) mod tests {
         assert!(disk.try_lock_cache_for_gc().unwrap().is_none());
         drop(guard);
         assert!(disk.try_lock_cache_for_gc().unwrap().is_some());
+    }
+
+    #[test]
+    fn home_removed_with_its_parent_is_forgotten() {
+        let folder = tempfile::tempdir().unwrap();
+        let parent = folder.path().join("parent");
+        let home = parent.join("home");
+        fs::create_dir_all(&home).unwrap();
+        let record = format!("hash-{}.json", fs::metadata(&home).unwrap().dev());
+        assert!(!is_removed(Path::new(&record), &home));
+        fs::remove_dir_all(&parent).unwrap();
+        assert!(is_removed(Path::new(&record), &home));
+        // On another device: the disk may be detached.
+        assert!(!is_removed(Path::new("hash-1.json"), &home));
     }
 }

@@ -10,7 +10,7 @@ use harvest_proto::SandboxId;
 
 use crate::{
     Engine, EngineError, Owner, SandboxState,
-    disk::Disk,
+    disk::{Disk, is_removed},
     disk_usage::tree_bytes,
     home::Home,
     image::{Image, PulledImage},
@@ -36,8 +36,8 @@ pub struct Collected {
     pub trees: u64,
     /// Whether the shared cache was skipped because a build holds it.
     pub cache_busy: bool,
-    /// The home because of which the shared cache was skipped: its folder is empty, or its parent
-    /// is missing, as when its disk is not attached.
+    /// The home because of which the shared cache was skipped: its folder is empty, or it is
+    /// missing with its disk.
     pub cache_kept_for: Option<PathBuf>,
     /// Whether `bytes` is left at 0 to save the time of measuring.
     pub(crate) unmeasured: bool,
@@ -182,9 +182,7 @@ impl Disk {
                 let home = Home::new(home, store.kind());
                 self.add_used_by_home(&home, SnapshotLayers::default(), &mut used)?;
                 store.unmount_if_unused()?;
-            } else if !home.is_dir() && home.parent().is_some_and(Path::is_dir) {
-                // The user removed the home. An empty folder, or a missing parent, may mean that
-                // the home's disk is not attached.
+            } else if is_removed(&record, &home) {
                 records::remove_file(&record)?;
             } else {
                 collected.cache_kept_for = Some(home);
@@ -292,14 +290,14 @@ impl Disk {
         for image in self.image_list()? {
             used.extend(image.layers);
         }
-        for (_, home) in records::read_records::<PathBuf>(&self.homes())? {
+        for (record, home) in records::read_records::<PathBuf>(&self.homes())? {
             if home == self.home.path() {
                 continue;
             }
             let kind = store::read_kind(&home)?.unwrap_or(StoreKind::Dir);
             if store::root(&home, kind).join("snapshots").is_dir() {
                 self.add_used_by_home(&Home::new(home, kind), SnapshotLayers::default(), used)?;
-            } else if home.is_dir() || !home.parent().is_some_and(Path::is_dir) {
+            } else if !is_removed(&record, &home) {
                 return Ok(false);
             }
         }
