@@ -57,8 +57,7 @@ pub(crate) struct GetQuery {
     cursor: Option<String>,
     /// Entries per page, 1 to 1000; 200 by default
     limit: Option<u32>,
-    /// Act with the access of this user: `harvest` in a session and `root` in a standalone sandbox by
-    /// default
+    /// Act with this user's access; by default `harvest`, in a standalone sandbox `root`
     user: Option<String>,
 }
 
@@ -151,8 +150,7 @@ fn stream_file(
 pub(crate) struct StatQuery {
     /// The file, folder or link
     path: String,
-    /// Act with the access of this user: `harvest` in a session and `root` in a standalone sandbox by
-    /// default
+    /// Act with this user's access; by default `harvest`, in a standalone sandbox `root`
     user: Option<String>,
 }
 
@@ -332,8 +330,7 @@ pub(crate) struct DeleteQuery {
     #[serde(default)]
     #[param(value_type = Option<bool>)]
     recursive: bool,
-    /// Act with the access of this user: `harvest` in a session and `root` in a standalone sandbox by
-    /// default
+    /// Act with this user's access; by default `harvest`, in a standalone sandbox `root`
     pub(crate) user: Option<String>,
 }
 
