@@ -150,14 +150,17 @@ fn checks(load: &[Instruction], checks: &[[Instruction; 2]], otherwise: u32) -> 
     [load, checks.as_flattened(), &[ret(otherwise)]].concat()
 }
 
-/// Allows Unix sockets, Internet sockets except raw ones, and route netlink, which `getaddrinfo`
-/// uses.
+/// Allows Unix sockets, Internet sockets except raw ones, and two kinds of netlink, which read the
+/// sandbox's own network: routes and addresses (`ip`, `getaddrinfo`) and sockets (`ss`). Changes
+/// need NET_ADMIN.
 fn socket() -> Vec<Instruction> {
     let family = |family: i32| family.unsigned_abs();
     // The error of a kernel without the protocol; programs that write to the audit log then
     // continue.
     let missing = refuse(libc::EPROTONOSUPPORT);
-    let netlink = checks(&[argument(2)], &[when_equal(0, ALLOW)], missing);
+    let readable = [libc::NETLINK_ROUTE, libc::NETLINK_SOCK_DIAG]
+        .map(|protocol| when_equal(protocol.unsigned_abs(), ALLOW));
+    let netlink = checks(&[argument(2)], &readable, missing);
     let kinds = [libc::SOCK_STREAM, libc::SOCK_DGRAM, libc::SOCK_SEQPACKET]
         .map(|kind| when_equal(kind.unsigned_abs(), ALLOW));
     let internet = checks(&[argument(1), mask(0xf)], &kinds, DENY);
@@ -286,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn only_unix_internet_and_route_sockets_are_allowed() {
+    fn only_unix_internet_and_reading_netlink_is_allowed() {
         let socket = |family: i32, kind: i32, protocol: i32| {
             answer(libc::SYS_socket, [family as u64, kind as u64, protocol as u64, 0, 0, 0])
         };
@@ -294,6 +297,7 @@ mod tests {
         assert_eq!(socket(libc::AF_INET6, libc::SOCK_DGRAM, 0), ALLOW);
         assert_eq!(socket(libc::AF_UNIX, libc::SOCK_SEQPACKET, 0), ALLOW);
         assert_eq!(socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_ROUTE), ALLOW);
+        assert_eq!(socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_SOCK_DIAG), ALLOW);
         assert_eq!(socket(libc::AF_INET, libc::SOCK_RAW, 1), DENY);
         assert_eq!(socket(libc::AF_INET6, libc::SOCK_RAW | libc::SOCK_NONBLOCK, 58), DENY);
         let missing = refuse(libc::EPROTONOSUPPORT);

@@ -174,6 +174,7 @@ fn probe_process() {
     let result = match all().find(|probe| probe.name == name) {
         Some(probe) => (probe.attempt)(),
         None if name == debuggers::TRACE_CHILD => debuggers::trace_child(),
+        None if name == sockets::LIST_SOCKETS => sockets::list_sockets(),
         None => neighbours::attempt(&name),
     };
     println!("\nprobe: {}", result.map_or_else(|error| error.raw_os_error().unwrap_or(-1), |()| 0));

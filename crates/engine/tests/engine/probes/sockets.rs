@@ -39,6 +39,51 @@ fn only_unix_and_internet_sockets_exist() {
     assert_blocked(PROBES, 1);
 }
 
+/// The name of an attempt that must succeed.
+pub(super) const LIST_SOCKETS: &str = "list_sockets";
+
+/// As `ss` does: asks the kernel for all TCP sockets of this network.
+pub(super) fn list_sockets() -> io::Result<()> {
+    // `struct nlmsghdr`: length, SOCK_DIAG_BY_FAMILY, request and dump; then `inet_diag_req_v2`:
+    // family, protocol, and every state.
+    let mut request = [0u8; 72];
+    request[..8].copy_from_slice(&[72, 0, 0, 0, 20, 0, 0x01, 0x03]);
+    request[16..24].copy_from_slice(&[2, 6, 0, 0, 0xff, 0x0f, 0, 0]);
+    let mut reply = [0u8; 8192];
+    // SAFETY: both buffers outlive the calls; the socket ends with this process.
+    let length = unsafe {
+        let socket = libc::socket(libc::AF_NETLINK, libc::SOCK_DGRAM, libc::NETLINK_SOCK_DIAG);
+        check(socket.into())?;
+        check(libc::send(socket, request.as_ptr().cast(), request.len(), 0).try_into().unwrap())?;
+        libc::recv(socket, reply.as_mut_ptr().cast(), reply.len(), 0)
+    };
+    check(length.try_into().unwrap())?;
+    // NLMSG_ERROR carries a negated error code after its header.
+    match u16::from_ne_bytes([reply[4], reply[5]]) {
+        2 => {
+            let code = i32::from_ne_bytes([reply[16], reply[17], reply[18], reply[19]]);
+            Err(io::Error::from_raw_os_error(-code))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[test]
+fn sockets_and_interfaces_inside_can_be_listed() {
+    let world = World::new();
+    let running = world.engine.start(&Spec { binds: probe_binds(), ..world.spec() }).unwrap();
+    let command = Command { user: Some("10001".to_owned()), ..probe_command(LIST_SOCKETS, 1) };
+    let listed = exec(&running, command);
+    let result = result_of(&listed.out);
+    // A kernel without the diagnostic modules answers so on the host too.
+    assert!(result == Some(0) || result == Some(result_on_host(LIST_SOCKETS, 1)), "{listed:?}");
+    assert_ne!(result, Some(libc::EPROTONOSUPPORT), "the filter allows the socket");
+    let interfaces = shell(&running, "ip addr");
+    assert!(interfaces.out.contains("lo:"), "{interfaces:?}");
+    let change = shell(&running, "ip link set lo down");
+    assert_ne!(change.exit, Exit::Code(0), "the network cannot be changed: {change:?}");
+}
+
 #[test]
 fn abstract_sockets_need_the_hosts_network() {
     for (network, wanted) in [(Network::Door, libc::ECONNREFUSED), (Network::Host, 0)] {
