@@ -236,8 +236,11 @@ mod tests {
     }
 
     proptest! {
+        // Each case serializes megabytes.
+        #![proptest_config(ProptestConfig::with_cases(8))]
+
         #[test]
-        fn flood_of_any_kind_is_bounded(kinds in prop::collection::vec(0..3, 3000)) {
+        fn flood_of_any_kind_is_bounded(kinds in prop::collection::vec(0..3, 1200)) {
             let limits = HistoryLimits { per_turn: 100_000, per_session: 1 << 30 };
             let (mut budget, turn) = (HistoryBudget::new(limits, 0), TurnId::random());
             let mut stored = 0;
