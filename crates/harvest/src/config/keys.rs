@@ -165,7 +165,7 @@ table! {
     LimitsTable {
         sandboxes: usize, "number", "4 per core, at most 1 per GiB of memory",
             "Slots: sandboxes running at once, of sessions and standalone ones. Sessions queue for \
-             a free slot, standalone sandboxes are refused";
+             a free slot, standalone sandboxes are refused after 30 s";
         sandboxes_per_user: usize, "number", "no limit",
             "Slots of one user";
         checks: usize, "number", "the number of cores, at least 3",

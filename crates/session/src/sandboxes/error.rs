@@ -169,7 +169,7 @@ impl Hint for SandboxError {
 }
 
 impl From<SlotRefusal> for SandboxError {
-    fn from(SlotRefusal { limit, releasing }: SlotRefusal) -> Self {
+    fn from(SlotRefusal { limit, releasing, .. }: SlotRefusal) -> Self {
         let hint = match limit {
             Limit::Closed => "try again in a moment",
             _ if releasing => "an idle session is freeing its slot: try again in a moment",

@@ -52,10 +52,10 @@ pub struct Outcome<T> {
 }
 
 impl Sandboxes {
-    /// Starts a sandbox that stays until it is deleted.
+    /// Starts a sandbox that stays until it is deleted. Waits a while for a free slot.
     ///
     /// # Errors
-    /// When no slot is free or the sandbox cannot be started.
+    /// When no slot becomes free or the sandbox cannot be started.
     pub async fn create(
         &self,
         requester: &Requester,
@@ -70,7 +70,8 @@ impl Sandboxes {
         }
         let made_by = requester.user.clone();
         let spec = SandboxSpec::standalone(id.clone(), SandboxOwner::Standalone, made_by, order)?;
-        let slots = self.claim(std::slice::from_ref(&id), requester.user.as_deref(), true)?;
+        let slots =
+            self.wait_for_slots(std::slice::from_ref(&id), requester.user.as_deref()).await?;
         self.plan(requester, &[id.to_string()]).await?;
         let created = self.provider.create(spec).await;
         self.keep_slots(slots).await;
@@ -84,10 +85,11 @@ impl Sandboxes {
         }
     }
 
-    /// Starts new sandboxes from the current disk of this one. Needs a free slot for each of them.
+    /// Starts new sandboxes from the current disk of this one. Needs a slot for each of them, for which
+    /// it waits a while.
     ///
     /// # Errors
-    /// When too few slots are free or no fork can be started.
+    /// When too few slots become free or no fork can be started.
     pub async fn fork(
         &self,
         requester: &Requester,
@@ -118,7 +120,7 @@ impl Sandboxes {
         let snapshot = requester.ids(1, SnapshotId::random).remove(0);
         let ids = requester.ids(usize::from(count), SandboxId::random);
         let existing = if requester.is_retry() { self.existing(&ids).await? } else { Vec::new() };
-        let slots = self.claim(&ids, requester.user.as_deref(), true)?;
+        let slots = self.wait_for_slots(&ids, requester.user.as_deref()).await?;
         let outcome = self.make_forks(requester, sandbox, &snapshot, ids, &existing).await;
         if requester.is_retry() {
             self.remove_leftover(&snapshot).await;
@@ -253,7 +255,8 @@ impl Sandboxes {
         if found.state == SandboxStatus::Running {
             return Ok(found);
         }
-        let slots = self.claim(std::slice::from_ref(sandbox), found.made_by.as_deref(), true)?;
+        let own = std::slice::from_ref(sandbox);
+        let slots = self.wait_for_slots(own, found.made_by.as_deref()).await?;
         let started = self.provider.restart(sandbox).await;
         self.keep_slots(slots).await;
         started?;
@@ -297,7 +300,7 @@ impl Sandboxes {
         let (this, snapshot) = (self.clone(), snapshot.clone());
         let restoring = async move {
             let own = std::slice::from_ref(&before.id);
-            let slots = this.claim(own, before.made_by.as_deref(), true)?;
+            let slots = this.wait_for_slots(own, before.made_by.as_deref()).await?;
             let restored = this.replace(this.snapshots()?, &before, &snapshot).await;
             this.keep_slots(slots).await;
             restored

@@ -37,10 +37,10 @@ use admission::Admission;
 
 use crate::tasks::Tasks;
 
-// How long a one-shot command waits for a slot before it is refused.
+// How long a standalone sandbox or a one-shot command waits for a slot before it is refused.
 const SLOT_TIMEOUT: Duration = Duration::from_secs(30);
 
-// The most one-shot commands that wait for a slot at once.
+// The most requests that wait for a slot at once.
 const MAX_WAITING: usize = 64;
 
 /// Creates sandboxes and runs commands in them. Clones share one state.
@@ -52,7 +52,7 @@ pub struct Sandboxes {
     store: Option<Store>,
     tasks: Tasks,
     slot_timeout: Duration,
-    /// Commands that wait for a slot.
+    /// Requests that wait for a slot.
     waiting: Arc<Semaphore>,
 }
 
@@ -82,7 +82,7 @@ impl Sandboxes {
         }
     }
 
-    /// Sets how long a one-shot command waits for a slot.
+    /// Sets how long a request waits for a slot.
     #[must_use]
     pub fn with_slot_timeout(mut self, slot_timeout: Duration) -> Self {
         self.slot_timeout = slot_timeout;

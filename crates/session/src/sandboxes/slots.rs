@@ -5,8 +5,11 @@ use std::{sync::Arc, time::Duration};
 use harvest_proto::{SandboxId, api::SandboxOwner};
 use tokio::time::{Instant, timeout_at};
 
-use super::{Found, SandboxError, Sandboxes, admission::Admission};
-use crate::{decide::Limit, error_chain::error_chain};
+use super::{
+    Found, SandboxError, Sandboxes,
+    admission::{Admission, SlotRefusal},
+};
+use crate::error_chain::error_chain;
 
 // Retry interval while the provider cannot report whether a sandbox has exited.
 const WAIT_RETRY: Duration = Duration::from_secs(5);
@@ -29,12 +32,12 @@ impl Sandboxes {
 
     /// Claims a slot for each sandbox, released on drop. With `preempt`, idle sessions are asked
     /// for theirs.
-    pub(super) fn claim(
+    fn claim(
         &self,
         ids: &[SandboxId],
         user: Option<&str>,
         preempt: bool,
-    ) -> Result<Vec<SandboxSlot>, SandboxError> {
+    ) -> Result<Vec<SandboxSlot>, SlotRefusal> {
         let number = self.admission.claim_standalone(ids, user, preempt)?;
         Ok(ids.iter().map(|id| self.slot(id, number)).collect())
     }
@@ -44,33 +47,53 @@ impl Sandboxes {
         SandboxSlot { admission, sandbox: sandbox.clone(), number }
     }
 
-    /// Waits for a free slot for a one-shot command. Queued sessions come first.
+    /// Waits for a free slot for a one-shot command.
     pub(super) async fn wait_for_slot(
         &self,
         id: &SandboxId,
         user: Option<&str>,
     ) -> Result<Option<SandboxSlot>, SandboxError> {
+        let id = std::slice::from_ref(id);
+        Ok(self.wait_to_claim(id, user, PREEMPT_AFTER).await?.pop())
+    }
+
+    /// Waits for a free slot for each sandbox; idle sessions are asked for theirs at once.
+    pub(super) async fn wait_for_slots(
+        &self,
+        ids: &[SandboxId],
+        user: Option<&str>,
+    ) -> Result<Vec<SandboxSlot>, SandboxError> {
+        self.wait_to_claim(ids, user, Duration::ZERO).await
+    }
+
+    /// Waits for free slots; after `preempt_after` idle sessions are asked for theirs. Queued
+    /// sessions come first.
+    async fn wait_to_claim(
+        &self,
+        ids: &[SandboxId],
+        user: Option<&str>,
+        preempt_after: Duration,
+    ) -> Result<Vec<SandboxSlot>, SandboxError> {
         let (mut moved, now) = (self.admission.changes(), Instant::now());
         let (deadline, preempt_at) =
-            (now + self.slot_timeout, now + PREEMPT_AFTER.min(self.slot_timeout));
+            (now + self.slot_timeout, now + preempt_after.min(self.slot_timeout));
         let mut permit = None;
         loop {
             moved.borrow_and_update();
             let preempt = Instant::now() >= preempt_at;
-            let refused = match self.claim(std::slice::from_ref(id), user, preempt) {
-                Ok(mut slots) => return Ok(slots.pop()),
+            let refused = match self.claim(ids, user, preempt) {
+                Ok(slots) => return Ok(slots),
                 Err(refused) => refused,
             };
-            // A server that shuts down has no slots, and a longer queue would move too slowly.
+            // A longer queue would move too slowly.
             permit = permit.or_else(|| self.waiting.try_acquire().ok());
-            let closed = matches!(refused, SandboxError::LimitReached { limit: Limit::Closed, .. });
-            if permit.is_none() || closed {
-                return Err(refused);
+            if permit.is_none() || !refused.can_succeed {
+                return Err(refused.into());
             }
             let change =
                 timeout_at(if preempt { deadline } else { preempt_at }, moved.changed()).await;
             if matches!(change, Ok(Err(_))) || Instant::now() >= deadline {
-                return Err(refused);
+                return Err(refused.into());
             }
         }
     }

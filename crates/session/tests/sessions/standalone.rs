@@ -17,9 +17,10 @@ fn by(user: &str) -> Requester {
     Requester { user: Some(user.to_owned()), ..Requester::default() }
 }
 
+/// Without a slot, a request is refused at once.
 async fn serve(harness: &Harness) -> (Sessions, Sandboxes) {
     let parts = harness.serve_parts(harness.lease().await).await;
-    (parts.sessions, parts.sandboxes)
+    (parts.sessions, parts.sandboxes.with_slot_timeout(Duration::ZERO))
 }
 
 async fn create(sandboxes: &Sandboxes, user: &str) -> Result<SandboxId, SandboxError> {
@@ -39,8 +40,7 @@ async fn standalone_sandbox_holds_slot_until_it_exits() {
         assert_eq!(code(create(&sandboxes, "bob@example.org").await), "limit_sandboxes");
         assert_eq!(code(sandboxes.fork(&by("a"), &sandbox, 1).await), "limit_sandboxes");
         let once = ExecRequest { argv: vec!["true".into()], ..ExecRequest::default() };
-        let impatient = sandboxes.clone().with_slot_timeout(Duration::ZERO);
-        assert_eq!(code(impatient.exec_once(&by("a"), once, None).await), "limit_sandboxes");
+        assert_eq!(code(sandboxes.exec_once(&by("a"), once, None).await), "limit_sandboxes");
         let waiting = harness.session(&sessions, Some("hello")).await.id;
         until_reason(&sessions, &waiting, StateReason::LimitSandboxes).await;
         match end {
@@ -101,6 +101,26 @@ async fn waiting_commands_all_get_a_slot() {
         assert!(matches!(lines.last(), Some(ExecLine::Exited { .. })), "{lines:?}");
     }
     sandboxes.delete(&permanent, false).await.unwrap();
+}
+
+#[tokio::test]
+async fn create_waits_until_idle_session_frees_slot() {
+    let harness = limited(1, None).await;
+    let (sessions, sandboxes) = serve(&harness).await;
+    let idle = harness.session(&sessions, Some("hello")).await.id;
+    until_state(&sessions, &idle, SessionState::Idle).await;
+    let sandboxes = sandboxes.with_slot_timeout(Duration::from_secs(3600));
+    let created = create(&sandboxes, "a").await.unwrap();
+    until_reason(&sessions, &idle, StateReason::SlotNeeded).await;
+    let never = sandboxes.fork(&by("a"), &created, 2).await;
+    assert_eq!(code(never), "limit_sandboxes", "two never fit into one slot");
+    let second = tokio::spawn({
+        let sandboxes = sandboxes.clone();
+        async move { create(&sandboxes, "a").await }
+    });
+    tokio::task::yield_now().await;
+    sandboxes.delete(&created, false).await.unwrap();
+    assert!(second.await.unwrap().is_ok(), "it waits for any slot");
 }
 
 #[tokio::test]

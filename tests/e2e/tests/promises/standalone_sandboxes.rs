@@ -38,31 +38,25 @@ async fn standalone_sandbox_holds_slot_that_sessions_await() {
     assert_eq!(made.code, 0, "{made:?}");
     let first = made.stdout.trim().to_owned();
     assert!(shown(&host, &first).await["made_by"].is_string());
-    // A second one is refused with a hint.
-    let refused = host.request(Method::POST, "/v1/sandboxes").json(&plain()).send().await.unwrap();
+    // Two more never fit: they are refused with a hint.
+    let fork = host.request(Method::POST, &format!("/v1/sandboxes/{first}/fork"));
+    let refused = fork.json(&json!({ "count": 2 })).send().await.unwrap();
     assert_eq!(
         (refused.status(), refused.headers().contains_key("retry-after")),
         (StatusCode::TOO_MANY_REQUESTS, true)
     );
     let problem: Value = refused.json().await.unwrap();
     assert_eq!(problem["code"], "limit_sandboxes", "{problem}");
-    let told = host.harvest(["sandbox", "create", "--image", "claude", "--no-state"]);
+    let told = host.harvest(["sandbox", "fork", "-n", "2", &first]);
     assert!(told.code == 1 && told.stderr.contains("`limits.sandboxes`"), "{told:?}");
     // A session waits and starts when the sandbox is removed.
     let session = host.bare("Wait.", &json!([{ "text": "done" }])).await.id;
     waits(&host, &session).await;
     assert_eq!(host.harvest(["sandbox", "rm", &first]).code, 0);
     host.follow(session.clone()).until("its turn", completed).await;
-    // The session is idle, so a retry gets its slot.
-    let second = eventually("the idle session to give its place up", || async {
-        let answer =
-            host.request(Method::POST, "/v1/sandboxes").json(&plain()).send().await.unwrap();
-        let is_made = answer.status() == StatusCode::CREATED;
-        assert!(is_made || answer.status() == StatusCode::TOO_MANY_REQUESTS, "{answer:?}");
-        let body: Value = answer.json().await.unwrap();
-        is_made.then(|| body["sandbox_id"].as_str().unwrap().to_owned())
-    })
-    .await;
+    // The session is idle, so another sandbox waits for its slot.
+    let second = host.post("/v1/sandboxes", plain()).await;
+    let second = second["sandbox_id"].as_str().unwrap().to_owned();
     host.wait_for(&session, SessionState::Paused).await;
     // The next server knows the sandbox and notices its death.
     host.kill();

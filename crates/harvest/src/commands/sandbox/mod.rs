@@ -4,6 +4,8 @@
 mod disks;
 mod list;
 
+use std::{pin::pin, time::Duration};
+
 use anyhow::{Result, anyhow, bail};
 use harvest_engine::{EngineError, Limits, Network, Origin, Owner, Spec};
 use harvest_proto::{
@@ -24,6 +26,9 @@ use crate::{
     printer::Advice,
     resolve, server_process,
 };
+
+// A start takes less, unless it waits for a slot.
+const WAIT_NOTE: Duration = Duration::from_secs(2);
 
 pub(crate) async fn run(ctx: &Invocation, verb: SandboxCommand) -> Result<u8> {
     if let SandboxCommand::Plan { image } = verb {
@@ -84,7 +89,14 @@ async fn start_new(
     backend: &Backend,
     request: &CreateSandbox,
 ) -> Result<SandboxId> {
-    let created: CreatedSandbox = backend.post("/v1/sandboxes", request).await?;
+    let mut creating = pin!(backend.post("/v1/sandboxes", request));
+    let created: CreatedSandbox = match tokio::time::timeout(WAIT_NOTE, &mut creating).await {
+        Ok(created) => created?,
+        Err(_) => {
+            ctx.print.note("Waiting for the server; it may have no free slot");
+            creating.await?
+        }
+    };
     for warning in created.warnings {
         ctx.print.note(format!("warning: {warning}"));
     }

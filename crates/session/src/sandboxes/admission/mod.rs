@@ -14,7 +14,7 @@ use std::{
 use harvest_proto::{SandboxId, SessionId};
 use tokio::sync::watch;
 
-use crate::decide::{Limit, SandboxState, SlotClaim, State};
+use crate::decide::{SandboxState, SlotClaim, State};
 
 pub use policy::Limits;
 pub(crate) use policy::Notice;
@@ -103,7 +103,7 @@ impl Admission {
         user: Option<&str>,
         request_release: bool,
     ) -> Result<u64, SlotRefusal> {
-        let mut claimed = Err(SlotRefusal { limit: Limit::Closed, releasing: false });
+        let mut claimed = Err(SlotRefusal::CLOSED);
         self.state().update(|policy| {
             let user = user.map(user_key);
             let (result, notices) =

@@ -1,6 +1,6 @@
-//! Slots of standalone sandboxes. They never wait in the queue: a claim gets its slots or is
+//! Slots of standalone sandboxes. They have no place in the queue: a claim gets its slots or is
 //! refused, and is never asked to release them. A refused claim may request the slot of an idle
-//! session, as a waiting session does, so that a retry helps.
+//! session, as a waiting session does; the claim is repeated whenever a slot may be free.
 
 use harvest_proto::{SandboxId, SessionId};
 
@@ -20,6 +20,14 @@ pub(crate) struct SlotRefusal {
     pub(crate) limit: Limit,
     /// Enough slots are about to be released: a retry may succeed.
     pub(crate) releasing: bool,
+    /// There may be enough slots later. Not so in a server that shuts down, nor for more sandboxes
+    /// than it may run.
+    pub(crate) can_succeed: bool,
+}
+
+impl SlotRefusal {
+    pub(super) const CLOSED: Self =
+        Self { limit: Limit::Closed, releasing: false, can_succeed: false };
 }
 
 impl SlotPolicy {
@@ -33,18 +41,19 @@ impl SlotPolicy {
         request_release: bool,
     ) -> (Result<u64, SlotRefusal>, Vec<(SessionId, Notice)>) {
         if !self.open {
-            return (Err(SlotRefusal { limit: Limit::Closed, releasing: false }), Vec::new());
+            return (Err(SlotRefusal::CLOSED), Vec::new());
         }
         let new = sandboxes.iter().filter(|sandbox| !self.standalone.contains_key(sandbox)).count();
         if let Some((limit, missing)) = self.exceeded(new, user) {
             let user = user.unwrap_or_default().to_owned();
             // No session gives up its slot for a claim that cannot succeed anyway.
-            let releasing = new <= self.maximum(limit) && missing <= self.releasable(limit, &user);
+            let can_succeed = new <= self.maximum(limit);
+            let releasing = can_succeed && missing <= self.releasable(limit, &user);
             let notices = match releasing && request_release {
                 true => self.request_releases(vec![(limit, user); missing]),
                 false => Vec::new(),
             };
-            return (Err(SlotRefusal { limit, releasing }), notices);
+            return (Err(SlotRefusal { limit, releasing, can_succeed }), notices);
         }
         let claim = self.next_sequence();
         for sandbox in sandboxes {

@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use harvest_proto::Timestamp;
 use proptest::prelude::*;
 
+use crate::decide::Limit;
+
 use super::*;
 
 fn limits(sandboxes: usize, sandboxes_per_user: Option<usize>) -> Limits {
@@ -261,7 +263,7 @@ fn standalone_sandbox_takes_a_slot_or_is_refused() {
     sim.notices.clear();
     assert_eq!(
         sim.create_standalone(1),
-        Err(SlotRefusal { limit: Limit::Sandboxes, releasing: false }),
+        Err(refusal(Limit::Sandboxes, false)),
         "a standalone sandbox is not queued"
     );
     sim.stop_standalone(0);
@@ -272,13 +274,17 @@ fn standalone_sandbox_takes_a_slot_or_is_refused() {
     );
 }
 
+fn refusal(limit: Limit, releasing: bool) -> SlotRefusal {
+    SlotRefusal { limit, releasing, can_succeed: true }
+}
+
 #[test]
 fn refused_claim_requests_an_idle_slot_once() {
     let mut sim = SimulatedSessions::new(2, limits(2, None));
     sim.request(0);
     sim.request(1);
     sim.idle(1);
-    let refused = Err(SlotRefusal { limit: Limit::Sandboxes, releasing: true });
+    let refused = Err(refusal(Limit::Sandboxes, true));
     assert_eq!((sim.create_standalone(0), sim.create_standalone(0)), (refused, refused));
     assert_eq!(sim.notices, [(sim.sessions[1].0.clone(), Notice::ReleaseRequested)]);
     sim.deliver();
@@ -292,10 +298,7 @@ fn claim_without_request_releases_nothing() {
     sim.request(0);
     sim.idle(0);
     let (claimed, notices) = sim.policy.claim_standalone(&[SandboxId::random()], None, false);
-    assert_eq!(
-        (claimed, notices),
-        (Err(SlotRefusal { limit: Limit::Sandboxes, releasing: true }), Vec::new())
-    );
+    assert_eq!((claimed, notices), (Err(refusal(Limit::Sandboxes, true)), Vec::new()));
 }
 
 #[test]
@@ -305,16 +308,17 @@ fn release_is_requested_only_if_it_suffices() {
     sim.request(1);
     sim.request(2);
     sim.idle(1);
-    for forks in [2, 4] {
+    for (forks, can_succeed) in [(2, true), (4, false)] {
         let forks: Vec<_> = (0..forks).map(|_| SandboxId::random()).collect();
         let (claimed, notices) = sim.policy.claim_standalone(&forks, None, true);
-        assert_eq!(claimed, Err(SlotRefusal { limit: Limit::Sandboxes, releasing: false }));
+        let refused = SlotRefusal { limit: Limit::Sandboxes, releasing: false, can_succeed };
+        assert_eq!(claimed, Err(refused));
         assert_eq!(notices, []);
     }
     sim.idle(2);
     let forks = [SandboxId::random(), SandboxId::random()];
     let (claimed, notices) = sim.policy.claim_standalone(&forks, None, true);
-    assert_eq!(claimed, Err(SlotRefusal { limit: Limit::Sandboxes, releasing: true }));
+    assert_eq!(claimed, Err(refusal(Limit::Sandboxes, true)));
     assert_eq!(notices.len(), 2);
 }
 
@@ -325,7 +329,7 @@ fn user_limit_counts_sessions_and_standalone_sandboxes() {
     assert_eq!(sim.create_standalone(0), Ok(()));
     let forks = [SandboxId::random(), SandboxId::random()];
     let (claimed, _) = sim.policy.claim_standalone(&forks, Some("user0"), true);
-    assert_eq!(claimed, Err(SlotRefusal { limit: Limit::User, releasing: false }));
+    assert_eq!(claimed, Err(refusal(Limit::User, false)));
     assert_eq!(sim.create_standalone(0), Ok(()), "the refused claim took no slot");
     assert_eq!(sim.create_standalone(1), Ok(()), "the limit is per user");
     assert!(
