@@ -9,8 +9,8 @@ use harvest_proto::{
 };
 
 use super::{
-    Action, Activity, Decision, DiskOnStop, FreezeState, Input, LinkState, Mode, PublicState,
-    Question, SandboxState, State, StepContext, StopReason, StopSave, Turn, TurnSave,
+    Action, Activity, Decision, DiskOnStop, EndingTurn, FreezeState, Input, LinkState, Mode,
+    PublicState, Question, SandboxState, State, StepContext, StopReason, StopSave, Turn, TurnSave,
 };
 use crate::timeouts::millis;
 
@@ -56,8 +56,8 @@ impl<'a> Decider<'a> {
             Input::StoppedAndSaved { snapshot, millis } => {
                 self.stopped_and_saved(&snapshot, millis)
             }
-            Input::StopSaveFailed { snapshot, detail, gone } => {
-                self.stop_save_failed(&snapshot, detail, gone)
+            Input::StopSaveFailed { snapshot, detail, found } => {
+                self.stop_save_failed(&snapshot, detail, found.as_ref())
             }
             Input::Touched => self.touched(),
             Input::Tick => self.tick(),
@@ -266,18 +266,39 @@ impl<'a> Decider<'a> {
             snapshot: snapshot.clone(),
             kind,
         });
-        let disk = DiskOnStop::Save(StopSave { snapshot, kind, turn });
+        let disk = DiskOnStop::Save(StopSave { snapshot, kind, turn, ending: None });
         self.state.sandbox = SandboxState::Stopping { sandbox, disk, reason };
     }
 
-    /// The sandbox stops at once. A turn in progress ends with it.
+    /// The sandbox stops at once. A turn in progress ends with it, and not before: until then its
+    /// processes may run.
     pub(super) fn stop_abruptly(&mut self, outcome: TurnOutcome, error: &str, reason: StopReason) {
         let mut last_turn = self.state.saved_turn().cloned();
-        if let Some(turn) = self.take_turn() {
+        let ending = self.take_turn().map(|mut turn| {
             last_turn = Some(turn.turn.clone());
-            self.record_turn_end(turn, outcome, Some(error.to_owned()));
-        }
+            self.requeue_answer(&mut turn);
+            Box::new(EndingTurn { turn, outcome, error: error.to_owned() })
+        });
         self.stop_and_save(SnapshotKind::Recovered, last_turn, reason);
+        if let SandboxState::Stopping { disk: DiskOnStop::Save(save), .. } = &mut self.state.sandbox
+        {
+            save.ending = ending;
+        }
+    }
+
+    /// The processes of the sandbox are gone: stores the end of the turn that ended with it.
+    pub(super) fn record_ending(&mut self, ending: Option<Box<EndingTurn>>) {
+        if let Some(ending) = ending {
+            let EndingTurn { turn, outcome, error } = *ending;
+            self.record_turn_end(turn, outcome, Some(error));
+        }
+    }
+
+    /// The answer never arrived: it becomes an ordinary queued prompt.
+    fn requeue_answer(&mut self, turn: &mut Turn) {
+        if let Some(Question { answer: Some(prompt), .. }) = turn.question.take() {
+            self.state.queue.push_front(prompt);
+        }
     }
 
     /// Nothing is left of the sandbox.
@@ -337,7 +358,7 @@ impl<'a> Decider<'a> {
 
     pub(super) fn record_turn_end(
         &mut self,
-        turn: Turn,
+        mut turn: Turn,
         outcome: TurnOutcome,
         error: Option<String>,
     ) {
@@ -347,6 +368,7 @@ impl<'a> Decider<'a> {
             TurnOutcome::Stopped => PromptStatus::Stopped,
             TurnOutcome::Interrupted => PromptStatus::Interrupted,
         };
+        self.requeue_answer(&mut turn);
         self.set_prompt_status(turn.prompt.clone(), PromptStatus::Dispatched, to);
         self.actions.push(Action::TurnEnded {
             turn: turn.turn,
@@ -355,10 +377,6 @@ impl<'a> Decider<'a> {
             error,
             millis: millis(self.context.now.since(turn.since)),
         });
-        // The answer never arrived: it becomes an ordinary queued prompt.
-        if let Some(Question { answer: Some(prompt), .. }) = turn.question {
-            self.state.queue.push_front(prompt);
-        }
     }
 
     pub(super) fn finish(mut self) -> Decision {

@@ -38,11 +38,11 @@ pub use freeze::FreezeState;
 pub use restore::Restoring;
 pub use slot::{Limit, SlotClaim, Waiting};
 pub use state::{
-    Activity, DiskOnStop, LinkState, Mode, PublicState, Question, SandboxState, State, StopReason,
-    StopSave, Turn, TurnSave,
+    Activity, DiskOnStop, EndingTurn, LinkState, Mode, PublicState, Question, SandboxState, State,
+    StopReason, StopSave, Turn, TurnSave,
 };
 
-use crate::timeouts::Timeouts;
+use crate::{sandboxes::Found, timeouts::Timeouts};
 
 /// A request of a user, or a report about the sandbox, the slot or the time. Reports that carry an
 /// `epoch` are ignored unless it is the current sandbox's.
@@ -197,8 +197,8 @@ pub enum Input {
     StopSaveFailed {
         snapshot: SnapshotId,
         detail: String,
-        /// The provider has nothing left to save.
-        gone: bool,
+        /// What the provider finds of the sandbox; absent when it does not answer.
+        found: Option<Found>,
     },
     /// The sandbox has stopped and its disk is deleted.
     Discarded {

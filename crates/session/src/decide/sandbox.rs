@@ -10,6 +10,7 @@ use super::{
     Action, Activity, DiskOnStop, LinkState, Mode, SandboxState, StopReason, StopSave, TurnSave,
     decider::Decider,
 };
+use crate::sandboxes::Found;
 
 impl Decider<'_> {
     pub(super) fn started(&mut self, start: BootStart) {
@@ -156,7 +157,8 @@ impl Decider<'_> {
 
     pub(super) fn stopped_and_saved(&mut self, snapshot: &SnapshotId, millis: u64) {
         let Some((save, reason)) = self.stop_save(snapshot) else { return };
-        let StopSave { snapshot, kind, turn } = save;
+        let StopSave { snapshot, kind, turn, ending } = save;
+        self.record_ending(ending);
         self.state.latest_snapshot = Some(snapshot.clone());
         self.actions.push(Action::SnapshotTaken { snapshot, kind, turn, millis });
         self.sandbox_ended(reason.to_string());
@@ -169,9 +171,17 @@ impl Decider<'_> {
         }
     }
 
-    pub(super) fn stop_save_failed(&mut self, snapshot: &SnapshotId, detail: String, gone: bool) {
-        let Some((save, reason)) = self.stop_save(snapshot) else { return };
-        if gone {
+    pub(super) fn stop_save_failed(
+        &mut self,
+        snapshot: &SnapshotId,
+        detail: String,
+        found: Option<&Found>,
+    ) {
+        let Some((mut save, reason)) = self.stop_save(snapshot) else { return };
+        if let Some(Found::Dead { .. } | Found::Gone) = found {
+            self.record_ending(save.ending.take());
+        }
+        if found == Some(&Found::Gone) {
             self.sandbox_ended(reason.to_string());
             self.fail(StateReason::SandboxGone, self.gone_message());
         } else if let Some(sandbox) = self.state.sandbox_id().cloned() {

@@ -4,8 +4,10 @@
 use std::{collections::VecDeque, fmt};
 
 use harvest_proto::{
-    PromptId, SandboxId, SnapshotId, StateReason, Timestamp, TurnId, api::SessionState,
-    bridge::BootStart, event::SnapshotKind,
+    PromptId, SandboxId, SnapshotId, StateReason, Timestamp, TurnId,
+    api::SessionState,
+    bridge::BootStart,
+    event::{SnapshotKind, TurnOutcome},
 };
 use serde::{Deserialize, Serialize};
 
@@ -196,6 +198,15 @@ pub struct StopSave {
     pub kind: SnapshotKind,
     /// The turn whose snapshot it becomes, when that turn has none.
     pub turn: Option<TurnId>,
+    pub ending: Option<Box<EndingTurn>>,
+}
+
+/// A turn that ends with its sandbox. Its end is stored once the processes of the sandbox are gone.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndingTurn {
+    pub turn: Turn,
+    pub outcome: TurnOutcome,
+    pub error: String,
 }
 
 /// The state that users see.

@@ -293,8 +293,9 @@ impl Driver {
                     Input::StoppedAndSaved { snapshot, millis }
                 }
                 Err(detail) => {
-                    let gone = matches!(provider.find(&sandbox).await, Ok(Found::Gone));
-                    Input::StopSaveFailed { snapshot, detail, gone }
+                    let found = tokio::time::timeout(shared.timeouts.save, provider.find(&sandbox));
+                    let found = found.await.ok().and_then(Result::ok);
+                    Input::StopSaveFailed { snapshot, detail, found }
                 }
             };
             if reports.send(input.into()).is_err() {

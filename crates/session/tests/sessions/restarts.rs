@@ -196,3 +196,26 @@ async fn start_reads_only_sessions_at_work() {
     sql(&harness, format!("UPDATE prompts SET status = 'queued' WHERE session = '{rests}'")).await;
     assert_eq!(harness.store.session_at_work().await.unwrap().len(), 2);
 }
+
+#[tokio::test]
+async fn turn_runs_until_its_sandbox_is_stopped() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let id = harness.session(&sessions, Some("hold")).await.id;
+    until(&sessions, &id, started).await;
+    // The host does not stop the sandbox, whose processes run on.
+    harness.fake.set_failing(FakeOp::SnapshotAndRemove, true);
+    assert_eq!(sessions.terminate(&id).await.unwrap_err().code(), "save_unknown");
+    assert!(!all(&sessions, &id).await.iter().any(ended));
+    assert_eq!(sessions.prompts(&id).await.unwrap()[0].status, PromptStatus::Dispatched);
+    harness.fake.set_failing(FakeOp::SnapshotAndRemove, false);
+    sessions.resume(&id).await.unwrap();
+    let end = until(&sessions, &id, ended).await;
+    assert!(
+        matches!(
+            end.body,
+            EventBody::TurnEnded { outcome: harvest_proto::event::TurnOutcome::Stopped, .. }
+        ),
+        "{end:?}"
+    );
+}

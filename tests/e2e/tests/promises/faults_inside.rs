@@ -9,6 +9,7 @@ mod frozen;
 mod hostile;
 mod kills;
 mod storm;
+mod terminate;
 
 use std::{fs, process::Command};
 

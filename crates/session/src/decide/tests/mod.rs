@@ -2,6 +2,7 @@
 //! break and every effect may fail.
 
 mod examples;
+mod failures;
 mod freeze_and_slots;
 mod properties;
 mod restore;

@@ -207,8 +207,17 @@ impl Simulation {
                     assert!(self.snapshots.contains(&snapshot));
                     self.newest = Some(snapshot);
                 }
-                Action::TurnEnded { .. }
-                | Action::SnapshotTaken { .. }
+                Action::TurnEnded { prompt, .. } => {
+                    let running = |sandbox: &Sandbox| {
+                        sandbox.alive
+                            && sandbox.seen.contains(&(prompt.clone(), PromptProgress::Running))
+                    };
+                    assert!(
+                        !self.sandboxes.values().any(running),
+                        "the processes of a turn are gone when its end is stored"
+                    );
+                }
+                Action::SnapshotTaken { .. }
                 | Action::SandboxEnded { .. }
                 | Action::SetPublicState { .. }
                 | Action::ReportPosition { .. }

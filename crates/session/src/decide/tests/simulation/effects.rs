@@ -191,7 +191,7 @@ impl Simulation {
             return self.input(Input::StopSaveFailed {
                 snapshot,
                 detail: "timeout".into(),
-                gone: false,
+                found: Some(Found::Dead { reason: "killed".into() }),
             });
         }
         assert!(
