@@ -7,6 +7,7 @@ use crate::{
     Engine,
     disk_thresholds::DiskOperation,
     error::EngineError,
+    process::boot_id,
     records::write_record,
     sandbox_record::{Record, Running, SandboxState},
     spec::{Origin, Owner, Spec},
@@ -103,6 +104,7 @@ impl Engine {
             .collect::<Result<_, _>>()?;
         // Recorded, so that a zygote that adopts it later also counts from now.
         record.restarted_at = Some(std::time::SystemTime::now().into());
+        record.boot = boot_id().to_owned();
         write_record(&self.disk.home.sandbox(id).join("record.json"), &record)?;
         let files = self.open_descriptors(&record, &layers)?;
         self.request_start(record, layers, &files, true, &mut || {})

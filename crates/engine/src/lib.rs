@@ -77,7 +77,7 @@ pub use probe::{Finding, Level};
 pub use process::kill_with_parent;
 pub use records::random_name;
 pub use sandbox_record::{DiskLimitStop, Running, SandboxState};
-pub use snapshot::{Captured, Snapshot};
+pub use snapshot::{Captured, Durability, Snapshot};
 pub use spec::{
     Bind, IDS_PER_SANDBOX, ImageConfig, LayerId, Limits, Network, Origin, Owner, ParseLayerIdError,
     ParseVolumeNameError, Spec, VolumeMount, VolumeName,

@@ -20,6 +20,7 @@ use crate::{
     error::{AtPath, EngineError},
     facts, file_lock,
     plan::{HostFacts, Plan, plan},
+    process::boot_id,
     records::{read_record, sync, write_record_unsynced},
     sandbox_record::{
         DiskLimitStop, RECORD, Record, RecordedState, Running, SandboxState, list_ids,
@@ -299,6 +300,7 @@ impl Engine {
                 _ => None,
             },
             made_by: spec.made_by.clone(),
+            boot: boot_id().to_owned(),
         };
         Ok((record, folders, cloned))
     }

@@ -43,6 +43,8 @@ pub(crate) struct Record {
     pub(crate) snapshot: Option<SnapshotId>,
     /// Address of the server's user who created it.
     pub(crate) made_by: Option<String>,
+    /// The kernel boot of its last start. What it wrote may be lost once that boot has ended.
+    pub(crate) boot: String,
 }
 
 /// The recorded progress of a sandbox.
@@ -130,6 +132,7 @@ impl Record {
             restarted_at: None,
             snapshot: None,
             made_by: None,
+            boot: boot_id().to_owned(),
         }
     }
 

@@ -136,6 +136,19 @@ pub(crate) struct SandboxDisk {
     pub(crate) limit: Option<u64>,
     /// Whether a session of the server owns the sandbox.
     pub(crate) of_sessions: bool,
+    /// The kernel boot of the sandbox's last start.
+    pub(crate) boot: String,
+}
+
+/// Whether a snapshot survives a power cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Durability {
+    /// It does.
+    Durable,
+    /// As soon as it is synced.
+    Pending,
+    /// The machine restarted before it was synced: the last writes in it may be missing.
+    Torn,
 }
 
 impl SandboxDisk {
@@ -252,13 +265,18 @@ impl Disk {
     }
 
     pub(crate) fn snapshot_write(&self, snapshot: Snapshot) -> Result<Snapshot, EngineError> {
+        self.snapshot_write_of(snapshot, boot_id())
+    }
+
+    /// Writes the record of a snapshot whose content was written during `boot`.
+    fn snapshot_write_of(&self, snapshot: Snapshot, boot: &str) -> Result<Snapshot, EngineError> {
         if !snapshot.durable {
             // Before the record: a sync must find every snapshot without reading all of them.
             records::create_private_dir(&self.home.unsynced())?;
             let path = self.unsynced_path(&snapshot.id);
             fs::File::create(&path).at("write", &path)?;
         }
-        let record = SnapshotRecord { snapshot, boot: boot_id().to_owned() };
+        let record = SnapshotRecord { snapshot, boot: boot.to_owned() };
         self.record_write(&self.snapshot_path(&record.snapshot.id), &record)?;
         Ok(record.snapshot)
     }
@@ -297,6 +315,15 @@ impl Disk {
             records::remove_file(&self.unsynced_path(&id))?;
         }
         Ok(())
+    }
+
+    pub(crate) fn durability(&self, id: &SnapshotId) -> Result<Option<Durability>, EngineError> {
+        let record = records::read_record::<SnapshotRecord>(&self.snapshot_path(id))?;
+        Ok(record.map(|record| match record.snapshot.durable {
+            true => Durability::Durable,
+            false if record.boot == boot_id() => Durability::Pending,
+            false => Durability::Torn,
+        }))
     }
 
     /// The capture state of a sandbox.
@@ -371,7 +398,8 @@ impl Disk {
         };
         let bytes = self.growth_since_capture(&sandbox.id)?;
         self.move_upper(&writable::saved_part(&folder, self.home.store()), &pending.layer)?;
-        self.snapshot_write(Snapshot { bytes, ..sandbox.snapshot(snapshot, [pending.layer]) })
+        let snapshot = Snapshot { bytes, ..sandbox.snapshot(snapshot, [pending.layer]) };
+        self.snapshot_write_of(snapshot, &sandbox.boot)
     }
 
     fn move_upper(&self, upper: &Path, layer: &LayerId) -> Result<(), EngineError> {

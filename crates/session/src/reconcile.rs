@@ -200,7 +200,15 @@ mod tests {
         let (kind, created_at) = (SnapshotKind::Turn, Timestamp::from_millis(0));
         (
             SessionId::random(),
-            Snapshot { id: id.clone(), kind, turn: Some(1), pinned: false, gone, created_at },
+            Snapshot {
+                id: id.clone(),
+                kind,
+                turn: Some(1),
+                pinned: false,
+                gone,
+                durable: true,
+                created_at,
+            },
         )
     }
 

@@ -318,7 +318,15 @@ mod tests {
 
     fn snapshot(at: i64, pinned: bool) -> Snapshot {
         let (id, created_at) = (SnapshotId::random(), Timestamp::from_millis(at));
-        Snapshot { id, kind: SnapshotKind::Turn, turn: None, pinned, gone: false, created_at }
+        Snapshot {
+            id,
+            kind: SnapshotKind::Turn,
+            turn: None,
+            pinned,
+            gone: false,
+            durable: true,
+            created_at,
+        }
     }
 
     prop_compose! {

@@ -167,6 +167,8 @@ fn read(row: &DbRow) -> Result<Snapshot, StoreError> {
         turn: row::count_optional(row, "turn")?,
         pinned: row::count::<u64>(row, "pinned")? != 0,
         gone: row::count::<u64>(row, "gone")? != 0,
+        // Only the provider knows.
+        durable: false,
         created_at: row::time(row, "created_at")?,
     })
 }

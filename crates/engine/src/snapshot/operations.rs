@@ -3,7 +3,7 @@
 
 use harvest_proto::{SandboxId, SnapshotId};
 
-use super::{Captured, FreezeControl, SandboxDisk, Snapshot};
+use super::{Captured, Durability, FreezeControl, SandboxDisk, Snapshot};
 use crate::{
     Engine, EngineError, Owner, SandboxState, disk_thresholds::DiskOperation,
     sandbox_record::Record,
@@ -84,6 +84,15 @@ impl Engine {
         self.disk.snapshot(id)
     }
 
+    /// Whether a snapshot survives a power cut; `None` when it does not exist.
+    ///
+    /// # Errors
+    /// When the record cannot be read.
+    pub fn snapshot_durability(&self, id: &SnapshotId) -> Result<Option<Durability>, EngineError> {
+        self.store.ensure_mounted()?;
+        self.disk.durability(id)
+    }
+
     /// Every snapshot of this home.
     ///
     /// # Errors
@@ -117,6 +126,7 @@ impl Engine {
         let record = Record::read(&self.disk.home, id)?;
         Ok(record.map(|record| SandboxDisk {
             of_sessions: record.owner == Owner::Sessions,
+            boot: record.boot,
             id: record.id,
             layers: record.layers,
             config: record.config,

@@ -19,6 +19,9 @@ pub struct Snapshot {
     pub pinned: bool,
     /// True when the snapshot is missing on the disk: no sandbox can start from it.
     pub gone: bool,
+    /// True when it survives a power failure. False shortly after it was taken, and for ever when
+    /// the machine restarted before: then its last writes may be missing.
+    pub durable: bool,
     /// Time at which it was taken.
     pub created_at: Timestamp,
 }

@@ -27,6 +27,9 @@ use sandbox::FakeSandbox;
 /// The content of a disk.
 pub(crate) type Files = BTreeMap<String, Vec<u8>>;
 
+/// A sandbox that exited for this reason may have lost its last writes.
+pub const POWER_CUT: &str = "power cut";
+
 /// An in-memory provider. Clones share one state.
 #[derive(Clone, Default)]
 pub struct Fake {
@@ -39,6 +42,8 @@ struct Inner {
     sandboxes: BTreeMap<SandboxId, (SandboxSpec, Arc<FakeSandbox>)>,
     /// Without a kind it belongs to a user.
     snapshots: BTreeMap<SnapshotId, (Files, Option<SnapshotKind>)>,
+    /// Snapshots of sandboxes that a power cut ended.
+    torn: BTreeSet<SnapshotId>,
     missing_images: BTreeSet<String>,
     created: Vec<SandboxSpec>,
     prompts_run: Arc<Mutex<Vec<PromptId>>>,

@@ -16,7 +16,7 @@ use harvest_session::{
     },
 };
 
-use super::{Fake, FakeOp, Files, connection, sandbox::FakeSandbox};
+use super::{Fake, FakeOp, Files, POWER_CUT, connection, sandbox::FakeSandbox};
 
 /// The door of a fake sandbox, which never opens a connection.
 struct ClosedDoor;
@@ -152,6 +152,9 @@ impl SandboxProvider for Fake {
             return Err(SandboxError::no_sandbox(sandbox));
         };
         fake_sandbox.die("removed");
+        if fake_sandbox.ended().as_deref() == Some(POWER_CUT) {
+            inner.torn.insert(snapshot.clone());
+        }
         let of_session = spec.owner == harvest_proto::api::SandboxOwner::Session;
         let saved = (fake_sandbox.files(), of_session.then_some(kind));
         inner.snapshots.insert(snapshot.clone(), saved);

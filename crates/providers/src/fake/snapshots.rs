@@ -6,7 +6,9 @@ use harvest_proto::{
     api::{ChangeKind, FileChange, FileChanges, SnapshotOwner, StoredSnapshot},
     event::SnapshotKind,
 };
-use harvest_session::sandboxes::{Captured, DiffBase, SandboxError, SnapshotSize, Snapshots};
+use harvest_session::sandboxes::{
+    Captured, DiffBase, Durability, SandboxError, SnapshotSize, Snapshots,
+};
 
 use super::{Fake, FakeOp, Files, host::config};
 
@@ -59,6 +61,13 @@ impl Snapshots for Fake {
 
     async fn sync(&self) -> Result<(), SandboxError> {
         Ok(())
+    }
+
+    async fn durability(&self, snapshot: &SnapshotId) -> Result<Durability, SandboxError> {
+        match self.inner().torn.contains(snapshot) {
+            true => Ok(Durability::Torn),
+            false => Ok(Durability::Durable),
+        }
     }
 
     async fn remove(&self, snapshot: &SnapshotId) -> Result<(), SandboxError> {

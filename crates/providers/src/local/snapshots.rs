@@ -12,7 +12,9 @@ use harvest_proto::{
     api::{ChangeKind, FileChange, FileChanges, SnapshotOwner, StoredSnapshot},
     event::SnapshotKind,
 };
-use harvest_session::sandboxes::{Captured, DiffBase, SandboxError, SnapshotSize, Snapshots};
+use harvest_session::sandboxes::{
+    Captured, DiffBase, Durability, SandboxError, SnapshotSize, Snapshots,
+};
 use tokio::sync::oneshot;
 
 use super::{Local, errors::sandbox_error, images::config};
@@ -36,6 +38,16 @@ impl Snapshots for Local {
 
     async fn sync(&self) -> Result<(), SandboxError> {
         self.engine("cannot write snapshots to disk", Engine::snapshots_sync).await.map(drop)
+    }
+
+    async fn durability(&self, snapshot: &SnapshotId) -> Result<Durability, SandboxError> {
+        let (id, doing) = (snapshot.clone(), format!("cannot read snapshot {snapshot}"));
+        let found = self.engine(doing, move |engine| engine.snapshot_durability(&id)).await?;
+        Ok(match found {
+            Some(harvest_engine::Durability::Durable) => Durability::Durable,
+            Some(harvest_engine::Durability::Torn) => Durability::Torn,
+            Some(harvest_engine::Durability::Pending) | None => Durability::Pending,
+        })
     }
 
     async fn remove(&self, snapshot: &SnapshotId) -> Result<(), SandboxError> {

@@ -23,7 +23,9 @@ use crate::{
     decide::{Action, Input, SandboxState},
     error_chain::error_chain,
     git_remote::remote,
-    sandboxes::{Found, MissingObject, SandboxError, SandboxSpec, StartFrom, StateVolume},
+    sandboxes::{
+        Durability, Found, MissingObject, SandboxError, SandboxSpec, StartFrom, StateVolume,
+    },
     timeouts::millis,
     trees,
     wall_clock::now,
@@ -298,7 +300,8 @@ impl Driver {
                     Input::StopSaveFailed { snapshot, detail, found }
                 }
             };
-            if reports.send(input.into()).is_err() {
+            let writes = torn_warning(&shared, &saved_as).await.into_iter().collect();
+            if reports.send(TaskReport::Input(input, writes)).is_err() {
                 remove_if_deleted(&shared, &session, &saved_as).await;
             }
         });
@@ -364,6 +367,19 @@ impl Driver {
             let _ = reports.send(TaskReport::Reviewed(results));
         });
     }
+}
+
+/// The event that reports a snapshot of a disk that lost its last writes.
+async fn torn_warning(shared: &Shared, snapshot: &SnapshotId) -> Option<Write> {
+    let durability = shared.sandboxes.provider.snapshots()?.durability(snapshot).await;
+    if !matches!(durability, Ok(Durability::Torn)) {
+        return None;
+    }
+    let message = format!(
+        "the machine restarted before the last writes were on the disk; {snapshot} may lack some of \
+         them: check the files of the last turn, or restore an earlier one"
+    );
+    Some(writes::event(now(), None, EventBody::Warning { message }))
 }
 
 /// The session was deleted while its sandbox started: nothing else would remove the sandbox.

@@ -29,7 +29,7 @@ pub use handle::{CommandDefaults, SandboxHandle, UseGuard};
 pub use host::{Archive, Host, ImageLines, Images, ImportImage, StandbyCounts};
 pub use lifecycle::{Outcome, Requester};
 pub use provider::{BridgeStream, Created, Found, FreezeControl, ListedSandbox, SandboxProvider};
-pub use snapshots::{Captured, DiffBase, SnapshotSize, Snapshots};
+pub use snapshots::{Captured, DiffBase, Durability, SnapshotSize, Snapshots};
 pub use spec::{SandboxSpec, StartFrom, StateVolume};
 pub use terminals::TerminalRequest;
 

@@ -24,6 +24,9 @@ pub trait Snapshots: Send + Sync {
     /// Returns when every snapshot taken so far would survive a power cut.
     async fn sync(&self) -> Result<(), SandboxError>;
 
+    /// Whether a snapshot would survive a power cut; an unknown one counts as pending.
+    async fn durability(&self, snapshot: &SnapshotId) -> Result<Durability, SandboxError>;
+
     /// Deletes a snapshot; its layers are deleted when nothing uses them. Idempotent.
     async fn remove(&self, snapshot: &SnapshotId) -> Result<(), SandboxError>;
 
@@ -48,6 +51,16 @@ pub trait Snapshots: Send + Sync {
 
     /// Frees the space of removed snapshots and sandboxes. Layers still in use stay.
     async fn reclaim(&self) -> Result<(), SandboxError>;
+}
+
+/// Whether a snapshot survives a power cut. It always survives the end of Harvest's processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Durability {
+    Durable,
+    /// As soon as it is synced.
+    Pending,
+    /// The machine restarted before it was synced: the last writes in it may be missing.
+    Torn,
 }
 
 /// The result of a capture.

@@ -38,6 +38,7 @@ use crate::{
     jobs::Job,
     metrics::Metrics,
     reconcile::Reconcile,
+    sandboxes::Durability,
     tasks::Tasks,
     wall_clock::now,
 };
@@ -409,7 +410,13 @@ impl Sessions {
     /// # Errors
     /// When there is no such session.
     pub async fn snapshots(&self, session: &SessionId) -> Result<Vec<Snapshot>, SessionError> {
-        let snapshots = self.shared.store.snapshot_list(session).await?;
+        let mut snapshots = self.shared.store.snapshot_list(session).await?;
+        if let Some(stored) = self.shared.sandboxes.provider.snapshots() {
+            for snapshot in snapshots.iter_mut().filter(|snapshot| !snapshot.gone) {
+                let durability = stored.durability(&snapshot.id).await?;
+                snapshot.durable = durability == Durability::Durable;
+            }
+        }
         self.exists_if_empty(session, snapshots).await
     }
 }

@@ -219,3 +219,22 @@ async fn turn_runs_until_its_sandbox_is_stopped() {
         "{end:?}"
     );
 }
+
+#[tokio::test]
+async fn writes_lost_in_power_cut_are_reported() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let id = harness.session(&sessions, Some("hello")).await.id;
+    until_state(&sessions, &id, SessionState::Idle).await;
+    let sandbox_id = sandbox(&sessions, &id).await;
+    sessions.close().await;
+    drop(sessions);
+    harness.fake.crash(&sandbox_id, harvest_providers::fake::POWER_CUT);
+    let sessions = harness.serve().await;
+    until_state(&sessions, &id, SessionState::Paused).await;
+    let warned = |event: &Event| matches!(event.body, EventBody::Warning { .. });
+    assert_eq!(all(&sessions, &id).await.iter().filter(|event| warned(event)).count(), 1);
+    let durable: Vec<bool> =
+        sessions.snapshots(&id).await.unwrap().iter().map(|snapshot| snapshot.durable).collect();
+    assert_eq!(durable, [true, false]);
+}

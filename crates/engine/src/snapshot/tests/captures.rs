@@ -331,6 +331,17 @@ fn known_layers_are_read_again_only_after_a_change() {
     assert_eq!(layers.into_iter().map(|(_, layers)| layers).collect::<Vec<_>>(), [changed.layers]);
 }
 
+#[test]
+fn disk_of_an_earlier_boot_never_becomes_durable() {
+    let mut test = TestDisk::new();
+    test.sandbox.boot = "an earlier one".to_owned();
+    let id = SnapshotId::random();
+    test.save_as(&id).unwrap();
+    test.disk.snapshots_sync().unwrap();
+    assert_eq!(test.disk.durability(&id).unwrap(), Some(Durability::Torn));
+    assert_eq!(test.disk.durability(&SnapshotId::random()).unwrap(), None);
+}
+
 /// Creates nested folders with names of 200 bytes below `upper`, deeper than PATH_MAX.
 fn create_deep_tree(upper: &Path, depth: usize) -> tree::DirStack {
     use std::os::fd::AsFd;

@@ -44,6 +44,7 @@ impl TestDisk {
             parent: None,
             limit: None,
             of_sessions: false,
+            boot: crate::process::boot_id().to_owned(),
         };
         let folder = disk.home.sandbox(&sandbox.id);
         for part in ["upper", "work", "merged"] {
