@@ -155,7 +155,8 @@ table! {
         check: Span, "duration", "`30m`",
             "Timeout of the repository's check of a pushed commit";
         breaker: Span, "duration", "`5m`",
-            "Time during which failed starts are counted";
+            "Time during which failed starts are counted; a session that met a full disk tries \
+             again after it";
         breaker_failures: usize, "number", "`3`",
             "After this many failed starts the session waits for a user";
     }

@@ -70,9 +70,9 @@ impl<'a> Decider<'a> {
         let current = self.state.epoch;
         match input {
             Input::Started { epoch, start } if epoch == current => self.started(start),
-            Input::StartFailed { epoch, detail, permanent } if epoch == current => {
+            Input::StartFailed { epoch, detail, cause } if epoch == current => {
                 if matches!(self.state.sandbox, SandboxState::Starting { .. }) {
-                    self.failed_to_start(StateReason::StartFailed, detail, permanent);
+                    self.start_failed(detail, cause);
                 }
             }
             Input::FoundRunning { epoch } if epoch == current => self.found_running(),

@@ -111,8 +111,7 @@ pub enum Input {
     StartFailed {
         epoch: u64,
         detail: String,
-        /// A retry cannot help.
-        permanent: bool,
+        cause: StartFailure,
     },
     /// After a restart: the sandbox still runs.
     FoundRunning {
@@ -208,6 +207,17 @@ pub enum Input {
     Touched,
     /// A deadline may have passed.
     Tick,
+}
+
+/// Whether another start may succeed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StartFailure {
+    /// At once.
+    Transient,
+    /// When the disk has room again.
+    NoSpace,
+    /// No retry can help.
+    Permanent,
 }
 
 /// Persisted actions first, up to `SetPublicState`; the others are effects.

@@ -33,6 +33,7 @@ impl Decider<'_> {
         }
         if matches!(self.state.mode, Mode::Failed { .. }) {
             self.state.start_failures.clear();
+            self.state.retry_at = None;
         }
         if self.state.mode != Mode::Archived {
             self.state.mode = Mode::Active;
@@ -97,6 +98,22 @@ impl Decider<'_> {
         self.state.mode = Mode::Active;
         self.state.start_requested = true;
         self.state.start_failures.clear();
+        self.state.retry_at = None;
+        self.retry_save();
+    }
+
+    /// Retries what failed, without a request: a disk that was full may have room again.
+    pub(super) fn retry_failed(&mut self) {
+        if self.state.sandbox == SandboxState::Absent
+            && matches!(self.state.mode, Mode::Failed { .. })
+        {
+            self.resume();
+        }
+        self.retry_save();
+    }
+
+    /// Retries a save that failed or whose outcome is unknown.
+    fn retry_save(&mut self) {
         match mem::replace(&mut self.state.sandbox, SandboxState::Absent) {
             // The same snapshot id: the retry continues what the first attempt did.
             SandboxState::SaveUnknown { sandbox, save, reason, .. } => {

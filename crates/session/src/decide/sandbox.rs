@@ -1,5 +1,7 @@
 //! Reports of the provider about a session's sandbox.
 
+use std::time::Duration;
+
 use harvest_proto::{
     SnapshotId, StateReason,
     bridge::BootStart,
@@ -7,8 +9,8 @@ use harvest_proto::{
 };
 
 use super::{
-    Action, Activity, DiskOnStop, LinkState, Mode, SandboxState, StopReason, StopSave, TurnSave,
-    decider::Decider,
+    Action, Activity, DiskOnStop, LinkState, Mode, SandboxState, StartFailure, StopReason,
+    StopSave, TurnSave, decider::Decider,
 };
 use crate::sandboxes::Found;
 
@@ -27,15 +29,37 @@ impl Decider<'_> {
         };
     }
 
-    /// Another start is tried until the circuit breaker opens.
-    pub(super) fn failed_to_start(&mut self, reason: StateReason, detail: String, permanent: bool) {
-        let (now, timeouts) = (self.context.now, self.context.timeouts);
-        self.state.start_failures.retain(|at| now.since(*at) < timeouts.breaker);
+    /// A full disk does not get emptier by starts in quick succession: the next one waits.
+    pub(super) fn start_failed(&mut self, mut detail: String, cause: StartFailure) {
+        let (final_failure, window) =
+            (cause != StartFailure::Transient, self.context.timeouts.breaker);
+        if cause == StartFailure::NoSpace {
+            self.retry_later();
+            detail += &format!("; the next attempt follows in {} s", window.as_secs());
+        }
+        self.failed_to_start(StateReason::StartFailed, detail, final_failure, window);
+    }
+
+    /// Another start is tried until the circuit breaker opens: after too many failures in `window`.
+    pub(super) fn failed_to_start(
+        &mut self,
+        reason: StateReason,
+        detail: String,
+        permanent: bool,
+        window: Duration,
+    ) {
+        let now = self.context.now;
+        self.state.start_failures.retain(|at| now.since(*at) < window);
         self.state.start_failures.push(now);
-        if permanent || self.state.start_failures.len() >= timeouts.breaker_failures {
+        if permanent || self.state.start_failures.len() >= self.context.timeouts.breaker_failures {
             self.fail(reason, detail);
         }
         self.stop_and_discard(reason.into());
+    }
+
+    /// The start or save that failed is tried again when the breaker's window is over.
+    pub(super) fn retry_later(&mut self) {
+        self.state.retry_at = Some(self.context.now.after(self.context.timeouts.breaker));
     }
 
     pub(super) fn found_running(&mut self) {
@@ -60,7 +84,7 @@ impl Decider<'_> {
         match &self.state.sandbox {
             SandboxState::Booting { .. } => {
                 let detail = format!("the sandbox ended: {reason}");
-                self.failed_to_start(StateReason::StartFailed, detail, false);
+                self.start_failed(detail, StartFailure::Transient);
             }
             SandboxState::Ready { .. } => {
                 let stopping = self.state.turn().is_some_and(|turn| turn.stopping.is_some());
@@ -127,6 +151,7 @@ impl Decider<'_> {
             && let SandboxState::Ready { activity, .. } = &mut self.state.sandbox
         {
             *activity = Activity::SaveFailed { save, detail };
+            self.retry_later();
         } else {
             self.remove_unwanted(snapshot);
         }
@@ -186,6 +211,7 @@ impl Decider<'_> {
             self.fail(StateReason::SandboxGone, self.gone_message());
         } else if let Some(sandbox) = self.state.sandbox_id().cloned() {
             self.state.sandbox = SandboxState::SaveUnknown { sandbox, save, reason, detail };
+            self.retry_later();
         }
     }
 

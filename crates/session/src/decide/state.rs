@@ -46,6 +46,8 @@ pub struct State {
     pub yielding_slot: bool,
     /// The session returns to this snapshot as soon as the sandbox has stopped.
     pub restoring: Option<Restoring>,
+    /// When a start or save that failed is retried without a request.
+    pub retry_at: Option<Timestamp>,
     /// This server shuts down. Not stored: the next server does not.
     #[serde(skip)]
     pub suspending: bool,
@@ -276,6 +278,7 @@ impl State {
             waiting: None,
             yielding_slot: false,
             restoring: None,
+            retry_at: None,
             suspending: false,
         }
     }
@@ -407,7 +410,7 @@ impl State {
             LinkState::Down { since } => Some(since.after(timeouts.stale)),
             LinkState::Up => None,
         };
-        match &self.sandbox {
+        let deadline = match &self.sandbox {
             SandboxState::Starting { since, .. } => Some(since.after(timeouts.boot)),
             SandboxState::Booting { link, since, .. } => {
                 Some(since.after(timeouts.boot)).into_iter().chain(down(link)).min()
@@ -437,6 +440,7 @@ impl State {
                 own.into_iter().chain(down(link)).min()
             }
             _ => None,
-        }
+        };
+        deadline.into_iter().chain(self.retry_at).min()
     }
 }

@@ -75,16 +75,16 @@ impl Decider<'_> {
         }
     }
 
-    /// A boot that failed fast is retried, as a start is, unless it would fail in the same way
-    /// again. A slow one is not: three of them would not fit the breaker's window, so the retries
-    /// would never end.
+    /// A boot that failed is retried, as a start is, unless it would fail in the same way again. The
+    /// breaker's window grows with the boot: three slow ones would not fit it, so the retries would
+    /// never end.
     pub(super) fn boot_failed(&mut self, reason: StateReason, detail: String, permanent: bool) {
         let SandboxState::Booting { since, .. } = &self.state.sandbox else { return };
         let timeouts = self.context.timeouts;
         let tries = u32::try_from(timeouts.breaker_failures.max(1)).unwrap_or(u32::MAX);
-        // Half of its share of the window: starting and stopping the sandboxes takes time, too.
-        let slow = self.context.now.since(*since) >= timeouts.breaker / tries.saturating_mul(2);
-        self.failed_to_start(reason, detail, permanent || slow);
+        // Twice as long: starting and stopping the sandboxes takes time, too.
+        let all_tries = self.context.now.since(*since).saturating_mul(tries.saturating_mul(2));
+        self.failed_to_start(reason, detail, permanent, timeouts.breaker.max(all_tries));
     }
 
     pub(super) fn prepared(&mut self) {

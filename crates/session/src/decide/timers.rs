@@ -12,14 +12,17 @@ use super::{
 impl Decider<'_> {
     pub(super) fn tick(&mut self) {
         let (now, timeouts) = (self.context.now, self.context.timeouts);
+        if self.state.retry_at.take_if(|at| now >= *at).is_some() {
+            self.retry_failed();
+        }
         match &self.state.sandbox {
             SandboxState::Starting { since, .. } if now.since(*since) >= timeouts.boot => {
                 let detail = format!("not started after {} s", timeouts.boot.as_secs());
-                self.failed_to_start(StateReason::StartTimeout, detail, true);
+                self.failed_to_start(StateReason::StartTimeout, detail, true, timeouts.breaker);
             }
             SandboxState::Booting { since, .. } if now.since(*since) >= timeouts.boot => {
                 let detail = format!("not ready after {} s", timeouts.boot.as_secs());
-                self.boot_failed(StateReason::BootTimeout, detail, false);
+                self.boot_failed(StateReason::BootTimeout, detail, true);
             }
             SandboxState::Booting { link: LinkState::Down { since }, .. }
             | SandboxState::Ready { link: LinkState::Down { since }, .. }

@@ -20,7 +20,7 @@ use crate::{
     bridge::{Bridge, BridgeError, PendingReply},
     checkout,
     context::Shared,
-    decide::{Action, Input, SandboxState},
+    decide::{Action, Input, SandboxState, StartFailure},
     error_chain::error_chain,
     git_remote::remote,
     sandboxes::{
@@ -90,7 +90,8 @@ impl Driver {
             let (start, from) = match origin(&shared, primary.as_ref(), from).await {
                 Ok(origin) => origin,
                 Err(detail) => {
-                    let failed = Input::StartFailed { epoch, detail, permanent: true };
+                    let failed =
+                        Input::StartFailed { epoch, detail, cause: StartFailure::Permanent };
                     let _ = reports.send(failed.into());
                     return;
                 }
@@ -114,11 +115,14 @@ impl Driver {
                     TaskReport::Started { epoch, sandbox: id, start, writes }
                 }
                 Err(error) => {
-                    let permanent = matches!(
-                        error,
-                        SandboxError::Missing(MissingObject::Image(_) | MissingObject::Snapshot(_))
-                    );
-                    Input::StartFailed { epoch, detail: error_chain(&error), permanent }.into()
+                    let cause = match &error {
+                        SandboxError::Missing(
+                            MissingObject::Image(_) | MissingObject::Snapshot(_),
+                        ) => StartFailure::Permanent,
+                        SandboxError::NoSpace { .. } => StartFailure::NoSpace,
+                        _ => StartFailure::Transient,
+                    };
+                    Input::StartFailed { epoch, detail: error_chain(&error), cause }.into()
                 }
             };
             if reports.send(report).is_err() {

@@ -152,6 +152,7 @@ impl Sessions {
             let nothing_to_do = match &state.mode {
                 Mode::Active => !queued && !state.start_requested,
                 mode if mode.is_suspended() => !queued,
+                Mode::Failed { .. } => state.retry_at.is_none(),
                 _ => true,
             };
             state.sandbox == SandboxState::Absent

@@ -1,8 +1,8 @@
-//! Examples: hosts that do not answer.
+//! Examples: hosts that do not answer, and full disks.
 
 use super::{
     examples::{ready, run},
-    simulation::Simulation,
+    simulation::{EffectOutcome, Simulation},
 };
 use crate::decide::*;
 
@@ -23,4 +23,31 @@ fn turn_ends_after_processes_of_terminated_sandbox() {
     sim.input(Input::Resume);
     run(&mut sim);
     assert!(ended(&sim));
+}
+
+#[test]
+fn full_disk_is_retried_after_breaker_window() {
+    let window = |sim: &Simulation| i64::try_from(sim.timeouts.breaker.as_millis()).unwrap();
+    let mut sim = Simulation::new();
+    let (epoch, cause) = (sim.state.epoch, StartFailure::NoSpace);
+    sim.pending.clear();
+    sim.input(Input::StartFailed { epoch, detail: "disk full".into(), cause });
+    run(&mut sim);
+    assert_eq!(sim.state.public.state, SessionState::Failed);
+    sim.crash();
+    let wait = window(&sim);
+    sim.tick(wait);
+    run(&mut sim);
+    assert_eq!(sim.state.public.state, SessionState::Idle, "room is back");
+
+    sim.prompt(false);
+    run(&mut sim);
+    sim.end_turn(TurnOutcome::Completed);
+    sim.deliver();
+    sim.execute(0, EffectOutcome::Failure);
+    assert_eq!(sim.state.public.reason, StateReason::SaveUnknown);
+    let wait = window(&sim);
+    sim.tick(wait);
+    run(&mut sim);
+    assert_eq!((sim.state.public.state, sim.turns.len()), (SessionState::Idle, 1));
 }

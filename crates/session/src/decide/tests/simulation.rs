@@ -99,8 +99,10 @@ impl Simulation {
             )
         };
         let before = self.pending.iter().filter(idles).count();
-        self.decide_and_commit(|context| decide(state, input.clone(), context));
-        if self.busy && matches!(input, Input::Tick | Input::SlotReleaseRequested) {
+        self.decide_and_commit(|context| decide(state.clone(), input.clone(), context));
+        // The retry of a save stops nothing more.
+        let stopped = matches!(state.sandbox, SandboxState::SaveUnknown { .. });
+        if self.busy && !stopped && matches!(input, Input::Tick | Input::SlotReleaseRequested) {
             let after = self.pending.iter().filter(idles).count();
             assert!(after <= before, "commands beside the agent are activity: {:?}", self.pending);
         }

@@ -109,7 +109,8 @@ impl Simulation {
 
     fn start(&mut self, id: SandboxId, epoch: u64, outcome: EffectOutcome) {
         if outcome == EffectOutcome::Failure {
-            return self.input(Input::StartFailed { epoch, detail: "no".into(), permanent: false });
+            let cause = StartFailure::Transient;
+            return self.input(Input::StartFailed { epoch, detail: "no".into(), cause });
         }
         // A sandbox that starts after the timeout is removed at once.
         if epoch != self.state.epoch || !matches!(self.state.sandbox, SandboxState::Starting { .. })
