@@ -216,13 +216,19 @@ pub(crate) fn replayed(mut response: Response) -> Response {
 /// The stored key: prefixed by the user, so that the keys of different users never collide.
 fn key(parts: &Parts) -> Result<String, ApiError> {
     let given = parts.headers.get(HEADER).and_then(|value| value.to_str().ok()).unwrap_or("");
-    if given.is_empty() || given.len() > MAX_KEY_BYTES {
-        let detail = format!("`Idempotency-Key` must be 1 to {MAX_KEY_BYTES} ASCII characters");
+    if !is_valid(given) {
+        let detail = format!(
+            "`Idempotency-Key` must be 1 to {MAX_KEY_BYTES} printable ASCII characters, without spaces"
+        );
         return Err(ApiError::invalid("invalid_key", detail));
     }
     let user =
         parts.extensions.get::<Authenticated>().map_or("", |token| token.0.user.email.as_str());
     Ok(format!("{user} {given}"))
+}
+
+fn is_valid(key: &str) -> bool {
+    (1..=MAX_KEY_BYTES).contains(&key.len()) && key.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
 /// Distinguishes requests; the separators make the parts unambiguous.

@@ -4,9 +4,9 @@
 
 use std::time::Duration;
 
-use harvest_proto::Timestamp;
+use harvest_proto::{SessionId, Timestamp};
 
-use crate::{Store, StoreError, row, target::Target};
+use crate::{DbConnection, Store, StoreError, row, target::Target};
 
 // As long as other implementations of the HTTP draft keep keys: enough for any client's retries.
 const KEY_LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
@@ -132,4 +132,19 @@ pub(crate) async fn add_created_id(
     .bind(key)
     .bind(id);
     target.execute(query).await.map(drop)
+}
+
+/// Forgets the keys under which a session or its prompts were created: the responses describe what
+/// no longer exists.
+pub(crate) async fn forget_session(
+    connection: &mut DbConnection,
+    session: &SessionId,
+) -> Result<(), StoreError> {
+    // Ids contain `_`, which matches any character: that makes no other id of the same length equal.
+    let query = sqlx::query(
+        "DELETE FROM idempotency_keys WHERE ' ' || created_ids || ' ' LIKE '% ' || $1 || ' %'
+         OR created_ids IN (SELECT id FROM prompts WHERE session = $1)",
+    );
+    query.bind(session.to_string()).execute(connection).await?;
+    Ok(())
 }

@@ -93,7 +93,8 @@ fn idempotency_key() -> Parameter {
     let key = ObjectBuilder::new()
         .schema_type(Type::String)
         .min_length(Some(1))
-        .max_length(Some(MAX_KEY_BYTES));
+        .max_length(Some(MAX_KEY_BYTES))
+        .pattern(Some("^[!-~]*$"));
     ParameterBuilder::new()
         .name("Idempotency-Key")
         .parameter_in(ParameterIn::Header)

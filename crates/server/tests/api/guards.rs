@@ -135,6 +135,7 @@ async fn idempotency_key_is_validated_and_scoped_to_users() {
     problem(&ask("k".repeat(256), json!({"repository": "calc"})).await, 400, "invalid_key");
     problem(&ask(String::new(), json!({"repository": "calc"})).await, 400, "invalid_key");
     problem(&ask("\u{e4}".into(), json!({"repository": "calc"})).await, 400, "invalid_key");
+    problem(&ask("two words".into(), json!({"repository": "calc"})).await, 400, "invalid_key");
     assert_eq!(ask("k".into(), json!({"repository": "calc"})).await.status, 201);
     problem(
         &ask("k".into(), json!({"repository": "calc", "prompt": "y"})).await,
@@ -153,6 +154,29 @@ async fn idempotency_key_is_validated_and_scoped_to_users() {
         (201, None),
         "{response:?}"
     );
+}
+
+#[tokio::test]
+async fn key_of_a_deleted_session_creates_another() {
+    let server = TestServer::start().await;
+    server.repository().await;
+    let key = [("idempotency-key", "k")];
+    let create = async || {
+        let answer = server.post("/v1/sessions", &key, json!({"repository": "calc"})).await;
+        assert_eq!(answer.status, 201, "{answer:?}");
+        let replayed = answer.header("idempotency-replayed").is_some();
+        (answer.json()["id"].as_str().unwrap().to_owned(), replayed)
+    };
+    let (first, _) = create().await;
+    let prompts = format!("/v1/sessions/{first}/prompts");
+    let prompt =
+        async || server.post(&prompts, &[("idempotency-key", "p")], json!({"text": "x"})).await;
+    assert_eq!(prompt().await.status, 202);
+    let deleted = server.request("DELETE", &format!("/v1/sessions/{first}"), &[], "").await;
+    assert_eq!(deleted.status, 204, "{deleted:?}");
+    let (second, replayed) = create().await;
+    assert!(second != first && !replayed, "{first} {second}");
+    problem(&prompt().await, 404, "not_found");
 }
 
 #[tokio::test]

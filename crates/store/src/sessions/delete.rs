@@ -3,7 +3,7 @@
 use harvest_proto::{SandboxId, SessionId, SnapshotId, Timestamp, api::SessionState};
 
 use crate::{
-    DbConnection, Lease, Store, StoreError, leases,
+    DbConnection, Lease, Store, StoreError, idempotency, leases,
     removals::{self, Removal},
     row::{self, to_enum_name},
 };
@@ -61,6 +61,7 @@ impl Store {
                     for removal in &removals {
                         removals::insert(connection, removal, at).await?;
                     }
+                    idempotency::forget_session(connection, &session).await?;
                     sqlx::query("DELETE FROM sessions WHERE id = $1")
                         .bind(session.to_string())
                         .execute(&mut *connection)
