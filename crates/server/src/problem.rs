@@ -135,9 +135,10 @@ fn sandbox_status(error: &SandboxError) -> StatusCode {
     }
 }
 
-/// An error reported by the supervisor is the client's; a broken connection to it is ours.
+/// An error reported by the supervisor is the client's. A broken connection to it is temporary: the
+/// sandbox or the server is stopping.
 fn bridge_status(error: &BridgeError) -> StatusCode {
-    let BridgeError::Fault(fault) = error else { return StatusCode::INTERNAL_SERVER_ERROR };
+    let BridgeError::Fault(fault) = error else { return StatusCode::SERVICE_UNAVAILABLE };
     match fault.code {
         _ if fault.full => StatusCode::PAYLOAD_TOO_LARGE,
         FaultCode::NotFound => StatusCode::NOT_FOUND,
@@ -243,4 +244,15 @@ fn random_request_id() -> String {
     let mut bytes = [0u8; 6];
     getrandom::fill(&mut bytes).expect("getrandom is available on every supported kernel");
     bytes.iter().fold(String::from("req_"), |id, byte| id + &format!("{byte:02x}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn broken_bridge_is_unavailable() {
+        let error = ApiError::from(SandboxError::Bridge(BridgeError::Lost));
+        assert_eq!(error.status, StatusCode::SERVICE_UNAVAILABLE);
+    }
 }
