@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     ServerState,
     authorization::{self, Access},
+    connections::TokenAccepted,
     problem::ApiError,
     rate_limit,
     route_path::RoutePath,
@@ -106,7 +107,9 @@ pub(crate) async fn require_token(
     let (revoked, closing) = state.revocations.cancellations(&token);
     request.extensions_mut().insert(closing);
     request.extensions_mut().insert(Authenticated(token));
-    Ok(close_when_revoked(revoked, next.run(request).await))
+    let mut response = close_when_revoked(revoked, next.run(request).await);
+    response.extensions_mut().insert(TokenAccepted);
+    Ok(response)
 }
 
 /// Closes a response of unknown length, which may be a stream, when its token is revoked.

@@ -27,12 +27,12 @@ mod websocket;
 
 use std::{io, sync::Arc};
 
-use axum::{Router, extract::DefaultBodyLimit, middleware};
+use axum::{Router, extract::DefaultBodyLimit, middleware, response::Response};
 use harvest_session::{Accounts, Repositories, Sandboxes, ServerParts, Sessions};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use connections::ConnectionLimits;
+use connections::{ConnectionLimits, TokenAccepted};
 
 pub use openapi::document;
 
@@ -101,7 +101,7 @@ pub struct Limits {
     /// Requests per second for each token, with a burst of four times as many; a tenth for each
     /// address without a token. 0 disables the limit.
     pub requests_per_second: u32,
-    /// Concurrent connections; further ones wait.
+    /// Concurrent connections; a further one replaces one without a token, or waits.
     pub connections: usize,
 }
 
@@ -119,12 +119,20 @@ pub fn router(state: ServerState) -> Router {
         .layer(DefaultBodyLimit::max(extract::MAX_BODY_BYTES))
         .with_state(state.clone());
     Router::new()
-        .nest("/forge", state.forge.clone())
+        .nest("/forge", state.forge.clone().layer(middleware::map_response(mark_accepted)))
         .merge(api)
         .layer(middleware::from_fn_with_state(state.clone(), host_check::require_host))
         .layer(middleware::from_fn_with_state(true, problem::render))
         .layer(middleware::from_fn_with_state(state, metrics::count))
         .layer(middleware::from_fn(problem::assign_request_id))
+}
+
+/// The forge checks its tokens itself, and every success of it had a valid one.
+async fn mark_accepted(mut response: Response) -> Response {
+    if response.status().is_success() {
+        response.extensions_mut().insert(TokenAccepted);
+    }
+    response
 }
 
 /// Serves requests on `listener` until the state's `shutdown` is cancelled and the last response is

@@ -76,7 +76,7 @@ fn too_many(wait: Duration) -> ApiError {
 }
 
 /// The /64 prefix of an IPv6 address, because a client controls all addresses of its network.
-fn ipv6_prefix(address: IpAddr) -> IpAddr {
+pub(crate) fn ipv6_prefix(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => {
             let [a, b, c, d, ..] = v6.segments();

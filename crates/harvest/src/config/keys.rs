@@ -83,7 +83,7 @@ table! {
             "Requests per second of one token, with bursts of four times as many; a tenth of it \
              for an address without a token. Further requests get status 429. 0 is no limit";
         max_connections: u32, "number", "`1000`",
-            "Concurrent connections to the server; further ones wait";
+            "Concurrent connections to the server; a further one replaces one without a token, or waits";
         log: String, "filter", "`warn`",
             "The filter of the log on stderr, such as `info` or `harvest_session=debug`";
         log_format: LogFormat, "`text` or `json`", "`text`",
