@@ -51,6 +51,9 @@ impl<S: Send + Sync> FromRequestParts<S> for RevokedOrShutdown {
     }
 }
 
+// Revoked tokens are forgotten when there are this many entries.
+const PURGE_AT: usize = 1000;
+
 /// The tokens in use, each with the cancellation tokens of its streams and WebSockets.
 #[derive(Debug)]
 pub(crate) struct Revocations {
@@ -67,12 +70,15 @@ impl Revocations {
     /// down.
     fn cancellations(&self, token: &Token) -> (CancellationToken, RevokedOrShutdown) {
         let mut by_token = self.by_token.lock().unwrap_or_else(PoisonError::into_inner);
+        if by_token.len() >= PURGE_AT {
+            by_token.retain(|_, (revoked, _)| !revoked.is_cancelled());
+        }
         let new = || (CancellationToken::new(), RevokedOrShutdown(self.shutdown.child_token()));
         by_token.entry((token.name.clone(), token.created_at)).or_insert_with(new).clone()
     }
 
-    /// Closes the streams opened with this token. The entry stays, because a request may have been
-    /// authenticated just before.
+    /// Closes the streams opened with this token. The entry stays for a while, because a request may
+    /// have been authenticated just before.
     pub(crate) fn revoke(&self, token: &Token) {
         let (revoked, RevokedOrShutdown(closing)) = self.cancellations(token);
         revoked.cancel();
@@ -134,4 +140,28 @@ fn unauthorized(detail: &str) -> ApiError {
         "send `authorization: Bearer TOKEN`; `harvest up` prints the first token once, `harvest \
              token create` makes more",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use harvest_proto::{api::Role, bridge::Author};
+
+    use super::*;
+
+    #[test]
+    fn revoked_tokens_are_forgotten_in_time() {
+        let revocations = Revocations::new(CancellationToken::new());
+        for at in 0..3 * PURGE_AT as i64 {
+            let token = Token {
+                name: "bot".to_owned(),
+                user: Author { name: "Bot".to_owned(), email: "bot@example.org".to_owned() },
+                role: Role::Member,
+                created_at: Timestamp::from_millis(at),
+                last_used: None,
+            };
+            revocations.cancellations(&token);
+            revocations.revoke(&token);
+        }
+        assert!(revocations.by_token.lock().unwrap().len() <= PURGE_AT);
+    }
 }
