@@ -77,6 +77,7 @@ impl Snapshot {
             parent: None,
             limit: None,
             of_sessions: true,
+            boot: boot_id().to_owned(),
         };
         sandbox.snapshot(&id, [])
     }
