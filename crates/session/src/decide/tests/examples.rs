@@ -147,6 +147,7 @@ fn unconfirmed_stop_kills_sandbox_and_saves_disk() {
     sim.now += 61_000;
     sim.input(Input::Tick);
     assert!(matches!(sim.pending[..], [Action::StopAndSave { kind: SnapshotKind::Recovered, .. }]));
+    run(&mut sim);
     assert_eq!(sim.prompts.values().collect::<Vec<_>>(), [&PromptStatus::Stopped]);
 }
 
