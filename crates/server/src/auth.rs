@@ -77,8 +77,8 @@ impl Revocations {
         by_token.entry((token.name.clone(), token.created_at)).or_insert_with(new).clone()
     }
 
-    /// Closes the streams opened with this token. The entry stays for a while, because a request may
-    /// have been authenticated just before.
+    /// Closes the streams opened with this token. The entry stays for a while, because a request
+    /// may have been authenticated just before.
     pub(crate) fn revoke(&self, token: &Token) {
         let (revoked, RevokedOrShutdown(closing)) = self.cancellations(token);
         revoked.cancel();

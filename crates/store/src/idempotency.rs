@@ -140,7 +140,7 @@ pub(crate) async fn forget_session(
     connection: &mut DbConnection,
     session: &SessionId,
 ) -> Result<(), StoreError> {
-    // Ids contain `_`, which matches any character: that makes no other id of the same length equal.
+    // Ids contain `_`, which matches any character: no other id of the same length is like it.
     let query = sqlx::query(
         "DELETE FROM idempotency_keys WHERE ' ' || created_ids || ' ' LIKE '% ' || $1 || ' %'
          OR created_ids IN (SELECT id FROM prompts WHERE session = $1)",

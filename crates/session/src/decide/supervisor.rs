@@ -75,9 +75,9 @@ impl Decider<'_> {
         }
     }
 
-    /// A boot that failed is retried, as a start is, unless it would fail in the same way again. The
-    /// breaker's window grows with the boot: three slow ones would not fit it, so the retries would
-    /// never end.
+    /// A boot that failed is retried, as a start is, unless it would fail in the same way again.
+    /// The breaker's window grows with the boot: three slow ones would not fit it, so the retries
+    /// would never end.
     pub(super) fn boot_failed(&mut self, reason: StateReason, detail: String, permanent: bool) {
         let SandboxState::Booting { since, .. } = &self.state.sandbox else { return };
         let timeouts = self.context.timeouts;

@@ -1,6 +1,6 @@
 //! Freezes and thaws a sandbox: one operation at a time, and the last request wins. A freeze is a
-//! lease that is renewed: if this server dies, the sandbox thaws by itself. A server that shuts down
-//! takes a long one for its turns in progress, which the next server thaws.
+//! lease that is renewed: if this server dies, the sandbox thaws by itself. A server that shuts
+//! down takes a long one for its turns in progress, which the next server thaws.
 
 use std::{sync::Arc, time::Duration};
 

@@ -85,8 +85,8 @@ impl Sandboxes {
         }
     }
 
-    /// Starts new sandboxes from the current disk of this one. Needs a slot for each of them, for which
-    /// it waits a while.
+    /// Starts new sandboxes from the current disk of this one. Needs a slot for each of them, for
+    /// which it waits a while.
     ///
     /// # Errors
     /// When too few slots become free or no fork can be started.

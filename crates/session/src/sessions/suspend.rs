@@ -17,9 +17,9 @@ use crate::{
 const CONCURRENT_SAVES: usize = 8;
 
 impl Sessions {
-    /// Saves the sandboxes of idle sessions, freezes those of turns in progress, and starts no more.
-    /// One that cannot be saved within `timeout` keeps running. The next server adopts every sandbox
-    /// that is left.
+    /// Saves the sandboxes of idle sessions, freezes those of turns in progress, and starts no
+    /// more. One that cannot be saved within `timeout` keeps running. The next server adopts every
+    /// sandbox that is left.
     pub async fn suspend_all(&self, timeout: Duration) {
         self.stop_admitting();
         let running = match self.running().await {

@@ -13,7 +13,7 @@ use crate::{error::StepError, process::is_exiting};
 
 // How long a freeze lasts without renewal: the client that asked may be dead.
 pub(super) const FREEZE_HOLD: Duration = Duration::from_secs(5);
-// Upper bound for a requested duration: a server that shuts down freezes its turns for the next one.
+// Upper bound for a requested duration: a server that shuts down freezes its turns for the next.
 const MAX_FREEZE_HOLD: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 // How long freezing may take: a process that waits for a busy disk cannot be stopped.
 const FREEZE_TIMEOUT: Duration = Duration::from_secs(10);
