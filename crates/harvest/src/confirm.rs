@@ -1,4 +1,5 @@
-//! Asks before data is removed that Harvest cannot make again. Without a terminal, `--yes` confirms.
+//! Asks before data is removed that Harvest cannot make again. Without a terminal, `--yes`
+//! confirms.
 
 use std::io::{BufRead, IsTerminal};
 

@@ -6,6 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
     config::{Env, process_env},
@@ -17,6 +18,8 @@ const LESS: &str = "FRX";
 
 /// Prints sanitized text, through the pager if stdout is a terminal.
 pub(crate) fn show(print: Printer, text: &str) -> Result<()> {
+    // Ctrl-C is for the pager: if this process ended, the shell would take the terminal back.
+    let _ignored = signal(SignalKind::interrupt());
     let pager = command(&process_env).filter(|_| print.pages()).and_then(spawn);
     let Some(mut child) = pager else { return print.styled_out(text) };
     let mut input = child.stdin.take().context("the pager has no standard input")?;

@@ -79,14 +79,15 @@ pub(crate) struct Printer {
 
 impl Printer {
     pub(crate) fn new(flags: &GlobalFlags, env: Env) -> Self {
-        let capable = !flags.json && style::is_capable(env);
+        let capable = !flags.json && style::is_capable(env("TERM").as_deref());
         let stderr_capable = capable && io::stderr().is_terminal();
+        let no_color = env("NO_COLOR");
         Self {
             json: flags.json,
             verbose: flags.verbose,
             quiet: flags.quiet,
-            stdout: Palette::new(capable && io::stdout().is_terminal(), env),
-            stderr: Palette::new(stderr_capable, env),
+            stdout: Palette::new(capable && io::stdout().is_terminal(), no_color.as_deref()),
+            stderr: Palette::new(stderr_capable, no_color.as_deref()),
             live: stderr_capable && !flags.quiet,
         }
     }

@@ -6,8 +6,6 @@
 
 use anstyle::{AnsiColor, Style};
 
-use crate::config::Env;
-
 /// Styles the text of one stream: in colour on a terminal, otherwise not at all.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Palette {
@@ -16,8 +14,8 @@ pub(crate) struct Palette {
 
 impl Palette {
     /// `capable` is whether the stream is a terminal that interprets escape sequences.
-    pub(crate) fn new(capable: bool, env: Env) -> Self {
-        Self { colors: capable && env("NO_COLOR").is_none_or(|value| value.is_empty()) }
+    pub(crate) fn new(capable: bool, no_color: Option<&str>) -> Self {
+        Self { colors: capable && no_color.is_none_or(str::is_empty) }
     }
 
     pub(crate) fn is_plain(self) -> bool {
@@ -73,9 +71,9 @@ impl Palette {
     }
 }
 
-/// Whether terminals of this environment interpret escape sequences.
-pub(crate) fn is_capable(env: Env) -> bool {
-    env("TERM").is_some_and(|term| !term.is_empty() && term != "dumb")
+/// Whether a terminal of this type (`TERM`) interprets escape sequences.
+pub(crate) fn is_capable(term: Option<&str>) -> bool {
+    term.is_some_and(|term| !term.is_empty() && term != "dumb")
 }
 
 #[cfg(test)]
@@ -83,7 +81,7 @@ mod tests {
     use super::*;
 
     fn palette(capable: bool, no_color: Option<&str>) -> Palette {
-        Palette::new(capable, &|_| no_color.map(str::to_owned))
+        Palette::new(capable, no_color)
     }
 
     #[test]
@@ -96,7 +94,7 @@ mod tests {
 
     #[test]
     fn dumb_and_unknown_terminals_are_not_capable() {
-        let capable = |term: Option<&str>| is_capable(&|_| term.map(str::to_owned));
+        let capable = is_capable;
         assert!(capable(Some("xterm-256color")) && capable(Some("linux")));
         assert!(!capable(Some("dumb")) && !capable(Some("")) && !capable(None));
     }

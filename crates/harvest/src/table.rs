@@ -1,5 +1,5 @@
-//! Tables of lists. On a terminal a table is as wide as the terminal: cells of columns whose heading
-//! ends with `…` are truncated. Elsewhere cells are complete.
+//! Tables of lists. On a terminal a table is as wide as the terminal: cells of columns whose
+//! heading ends with `…` are truncated. Elsewhere cells are complete.
 
 use std::io::{self, IsTerminal};
 
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn states_are_styled_and_ids_are_not() {
-        let style = Palette::new(true, &|_| None);
+        let style = Palette::new(true, None);
         let line = style_word(style, "idle  failed #2  x", 6);
         assert_eq!(line, format!("idle  {} #2  x", style.fail("failed")));
     }

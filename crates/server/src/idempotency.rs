@@ -38,6 +38,7 @@ pub(crate) const MAX_KEY_BYTES: usize = 128;
 #[derive(Serialize, Deserialize)]
 struct StoredResponse {
     status: u16,
+    location: Option<String>,
     body: String,
 }
 
@@ -156,8 +157,10 @@ async fn store_response(
         let detail = "the response could not be read for storing";
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", detail)
     })?;
+    let location = parts.headers.get(header::LOCATION);
     let stored = StoredResponse {
         status: parts.status.as_u16(),
+        location: location.and_then(|value| Some(value.to_str().ok()?.to_owned())),
         body: String::from_utf8_lossy(&bytes).into_owned(),
     };
     let answer = serde_json::to_string(&stored).expect("a number and a text are JSON");
@@ -182,6 +185,9 @@ fn replay(answer: &str) -> Result<Response, ApiError> {
     response
         .headers_mut()
         .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    if let Some(location) = stored.location.and_then(|text| text.parse().ok()) {
+        response.headers_mut().insert(header::LOCATION, location);
+    }
     Ok(replayed(response))
 }
 

@@ -108,8 +108,8 @@ pub(super) fn v2(folder: &Path, limits: &Limits) -> SandboxGroups {
     SandboxGroups { make, clone_into: Some(supervisor), join: Vec::new(), inherit }
 }
 
-// `/proc/self/cgroup` is relative to the supervisor's cgroup: `/../work/agent`. Programs append that
-// to `/sys/fs/cgroup`, so the links lead them to the cgroup with the limits.
+// `/proc/self/cgroup` is relative to the supervisor's cgroup: `/../work/agent`. Programs append
+// that to `/sys/fs/cgroup`, so the links lead them to the cgroup with the limits.
 pub(super) fn v2_view(folder: &Path) -> CgroupView {
     let link = |name| (Path::new("/sys/fs/work").join(name), "/sys/fs/cgroup".into());
     CgroupView {

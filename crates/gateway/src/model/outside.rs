@@ -9,8 +9,16 @@
 //! | other server-side tools (`web_search`, `code_execution`) | refused | allowed: they reach no host of the session's choice |
 //! | tools that run in the sandbox | allowed | allowed |
 
+use std::fmt;
+
 use reqwest::Url;
-use serde::Deserialize;
+use serde::{
+    Deserialize, Deserializer,
+    de::{
+        MapAccess, SeqAccess, Visitor,
+        value::{MapAccessDeserializer, SeqAccessDeserializer},
+    },
+};
 
 use crate::{ledger::ResolvedPolicy, policy};
 
@@ -75,10 +83,8 @@ struct McpServer {
     url: String,
 }
 
-#[derive(Deserialize)]
-#[serde(untagged)]
 enum OutsideContent {
-    Text(#[expect(dead_code, reason = "only its type matters")] String),
+    Text,
     Many(Vec<OutsideContent>),
     Block(Box<OutsideBlock>),
 }
@@ -90,17 +96,72 @@ struct OutsideBlock {
     content: Option<OutsideContent>,
 }
 
-#[derive(Deserialize)]
-#[serde(untagged)]
 enum OutsideSource {
     /// The title or address of a search result, which is not fetched.
-    Text(#[expect(dead_code, reason = "only its type matters")] String),
-    Object {
-        #[serde(rename = "type")]
-        kind: String,
-        url: Option<String>,
-        content: Option<OutsideContent>,
-    },
+    Text,
+    Object(OutsideSourceObject),
+}
+
+#[derive(Deserialize)]
+struct OutsideSourceObject {
+    #[serde(rename = "type")]
+    kind: String,
+    url: Option<String>,
+    content: Option<OutsideContent>,
+}
+
+// Both are read in one pass: an untagged enum tries each variant at each level, which takes
+// exponential time in the depth of a hostile request.
+impl<'de> Deserialize<'de> for OutsideContent {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_any(ContentVisitor)
+    }
+}
+
+impl<'de> Deserialize<'de> for OutsideSource {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_any(SourceVisitor)
+    }
+}
+
+struct ContentVisitor;
+
+impl<'de> Visitor<'de> for ContentVisitor {
+    type Value = OutsideContent;
+
+    fn expecting(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.write_str("text, a block or a list of blocks")
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<OutsideContent, E> {
+        Ok(OutsideContent::Text)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<OutsideContent, A::Error> {
+        Deserialize::deserialize(SeqAccessDeserializer::new(list)).map(OutsideContent::Many)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, block: A) -> Result<OutsideContent, A::Error> {
+        Deserialize::deserialize(MapAccessDeserializer::new(block)).map(OutsideContent::Block)
+    }
+}
+
+struct SourceVisitor;
+
+impl<'de> Visitor<'de> for SourceVisitor {
+    type Value = OutsideSource;
+
+    fn expecting(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.write_str("text or an object")
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<OutsideSource, E> {
+        Ok(OutsideSource::Text)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, source: A) -> Result<OutsideSource, A::Error> {
+        Deserialize::deserialize(MapAccessDeserializer::new(source)).map(OutsideSource::Object)
+    }
 }
 
 fn check_content(
@@ -112,10 +173,11 @@ fn check_content(
 
 fn check_part(part: &OutsideContent, policy: &ResolvedPolicy) -> Result<(), OutsideError> {
     match part {
-        OutsideContent::Text(_) => Ok(()),
+        OutsideContent::Text => Ok(()),
         OutsideContent::Many(parts) => parts.iter().try_for_each(|part| check_part(part, policy)),
         OutsideContent::Block(block) => {
-            if let Some(OutsideSource::Object { kind, url, content }) = &block.source {
+            if let Some(OutsideSource::Object(source)) = &block.source {
+                let OutsideSourceObject { kind, url, content } = source;
                 match url {
                     Some(url) => check_url(url, policy)?,
                     None if HARMLESS_SOURCES.contains(&kind.as_str()) => {}
@@ -239,6 +301,18 @@ mod tests {
             let request = json!({"messages": [], "tools": [{"type": kind, "name": "x"}]});
             assert_eq!(refused(&request, &ResolvedPolicy::None).is_none(), none, "{kind}");
             assert_eq!(refused(&request, &trusted()).is_none(), some, "{kind}");
+        }
+    }
+
+    // With one attempt per variant and level, 100 levels would never end.
+    #[test]
+    fn deeply_nested_content_is_read_in_one_pass() {
+        let list = (0..100).fold("0".to_owned(), |inner, _| format!(r#"["",{inner}]"#));
+        let block = (0..50).fold("0".to_owned(), |inner, _| format!(r#"[{{"content":{inner}}}]"#));
+        for content in [list, block] {
+            let body = format!(r#"{{"messages":[{{"content":{content}}}]}}"#);
+            let refused = check(body.as_bytes(), &trusted());
+            assert!(matches!(refused, Err(OutsideError::Malformed(_))), "{refused:?}");
         }
     }
 

@@ -171,7 +171,7 @@ mod tests {
     #[test]
     fn header_lines_are_not_colored_as_changes() {
         let diff = "diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n--- old\n+new\n same\n";
-        let painted = colored(Palette::new(true, &|_| None), diff);
+        let painted = colored(Palette::new(true, None), diff);
         let lines: Vec<&str> = painted.lines().collect();
         assert!(lines[..3].iter().all(|line| line.starts_with("\x1b[1m")), "{painted:?}");
         assert_eq!(

@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     fn rendered(text: &str) -> String {
-        let mut markdown = Markdown::new(Palette::new(true, &|_| None));
+        let mut markdown = Markdown::new(Palette::new(true, None));
         text.lines().map(|line| markdown.line(line) + "\n").collect()
     }
 

@@ -254,7 +254,7 @@ fn sandbox_start_is_shown_and_snapshot_only_verbose() {
 
 #[test]
 fn only_first_words_of_a_line_are_styled() {
-    let colored = Palette::new(true, &|_| None);
+    let colored = Palette::new(true, None);
     let renderer = || Renderer::new(false, 100, colored);
     assert_eq!(
         shown_by(renderer(), vec![evidence(false)]),
@@ -290,7 +290,7 @@ fn newest_running_tool_is_the_activity() {
 #[test]
 fn streamed_markdown_is_rendered_line_by_line() {
     let mut renderer = Renderer::new(false, 40, Palette::default());
-    renderer.render_markdown(Palette::new(true, &|_| None));
+    renderer.render_markdown(Palette::new(true, None));
     let mut text = |text: &str| {
         let body = EventBody::TextDelta { text: text.into() };
         let pieces =

@@ -97,13 +97,17 @@ impl Decider<'_> {
     }
 
     pub(super) fn prompt_accepted(&mut self, prompt: &PromptId) {
+        self.mark_accepted(prompt);
+        self.hand_over();
+    }
+
+    fn mark_accepted(&mut self, prompt: &PromptId) {
         if let SandboxState::Ready { activity: Activity::Turn(turn), .. } = &mut self.state.sandbox
             && turn.prompt == *prompt
         {
             turn.prompt_accepted = true;
             self.state.has_conversation = true;
             self.state.start_failures.clear();
-            self.hand_over();
         }
     }
 
@@ -121,7 +125,8 @@ impl Decider<'_> {
 
     pub(super) fn turn_ended(&mut self, prompt: &PromptId, outcome: TurnOutcome) {
         if self.state.turn().is_some_and(|turn| turn.prompt == *prompt) {
-            self.prompt_accepted(prompt);
+            // Not handed over: the sandbox must not be frozen while its disk is captured.
+            self.mark_accepted(prompt);
             self.turn_finished(outcome, None);
         }
     }

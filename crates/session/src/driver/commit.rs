@@ -1,6 +1,9 @@
 //! Writes decisions: once for a caller that waits for the outcome, otherwise until it succeeds.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use harvest_proto::Event;
 use harvest_store::{StoreError, Write};
@@ -12,6 +15,8 @@ use crate::{
     error_chain::error_chain,
     wall_clock::now,
 };
+
+const FIRST_WAIT: Duration = Duration::from_millis(50);
 
 impl Driver {
     /// Decides and commits for a caller that waits for the outcome: the commit is tried once.
@@ -51,15 +56,18 @@ impl Driver {
         decision: &Decision,
         writes: Vec<Write>,
     ) -> Result<bool, DriverExit> {
-        match self.commit(decision, writes.clone()).await {
-            Ok(_) => Ok(true),
-            Err(StoreError::OutboxGap { .. }) => Ok(false),
-            Err(error) if error.is_disk_full() => {
-                tracing::error!(session = %self.id(), %error, "cannot store events; retrying");
-                self.report_slot(false);
-                Ok(false)
+        let mut wait = FIRST_WAIT;
+        loop {
+            match self.commit(decision, writes.clone()).await {
+                Ok(_) => return Ok(true),
+                Err(StoreError::OutboxGap { .. }) => return Ok(false),
+                Err(error) if error.is_disk_full() => {
+                    tracing::error!(session = %self.id(), %error, "cannot store events; retrying");
+                    self.report_slot(false);
+                    return Ok(false);
+                }
+                Err(error) => self.after_failed_commit(&mut wait, error).await?,
             }
-            Err(_) => self.commit_until_stored(decision, writes).await.map(|()| true),
         }
     }
 
@@ -68,19 +76,24 @@ impl Driver {
         decision: &Decision,
         writes: Vec<Write>,
     ) -> ControlFlow {
-        let mut wait = Duration::from_millis(50);
-        loop {
-            match self.commit(decision, writes.clone()).await {
-                Ok(_) => return Ok(()),
-                Err(StoreError::LeaseLost | StoreError::Closed) => return Err(DriverExit),
-                Err(StoreError::NotFound { what }) => {
-                    tracing::error!(session = %self.id(), what, "the store does not know what a session refers to");
-                    return Err(DriverExit);
-                }
-                Err(error) => {
-                    tracing::error!(session = %self.id(), %error, "cannot write a session; retrying");
-                    self.back_off(&mut wait, &error).await?;
-                }
+        let mut wait = FIRST_WAIT;
+        while let Err(error) = self.commit(decision, writes.clone()).await {
+            self.after_failed_commit(&mut wait, error).await?;
+        }
+        Ok(())
+    }
+
+    /// Waits before the next attempt, unless no attempt can succeed.
+    async fn after_failed_commit(&mut self, wait: &mut Duration, error: StoreError) -> ControlFlow {
+        match error {
+            StoreError::LeaseLost | StoreError::Closed => Err(DriverExit),
+            StoreError::NotFound { what } => {
+                tracing::error!(session = %self.id(), what, "the store does not know what a session refers to");
+                Err(DriverExit)
+            }
+            error => {
+                tracing::error!(session = %self.id(), %error, "cannot write a session; retrying");
+                self.back_off(wait, &error).await
             }
         }
     }
@@ -109,7 +122,8 @@ impl Driver {
                     let _ = reply.send(None);
                 }
                 // A driver that has to write does not rest.
-                Command::UseBegan | Command::UseEnded | Command::Exit => {}
+                Command::Exit => self.rest.leaving.store(false, Ordering::SeqCst),
+                Command::UseBegan | Command::UseEnded => {}
             }
         }
         tokio::time::sleep_until(until).await;

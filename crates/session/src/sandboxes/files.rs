@@ -1,6 +1,6 @@
 //! Files in a sandbox. A path is absolute, or relative to the folder where commands run. Links are
-//! resolved inside the sandbox, by its supervisor, with the access of one user: what the user cannot
-//! reach, a link does not reach either.
+//! resolved inside the sandbox, by its supervisor, with the access of one user: what the user
+//! cannot reach, a link does not reach either.
 
 use harvest_proto::bridge::{FileKind, FileRequest, FileStat};
 

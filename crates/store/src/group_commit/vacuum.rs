@@ -1,6 +1,6 @@
-//! Returns the space of deleted rows to the disk: SQLite keeps free pages in its file until they are
-//! vacuumed. Runs in small steps while the writer has nothing else to do. PostgreSQL does this by
-//! itself.
+//! Returns the space of deleted rows to the disk: SQLite keeps free pages in its file until they
+//! are vacuumed. Runs in small steps while the writer has nothing else to do. PostgreSQL does this
+//! by itself.
 
 use std::time::Duration;
 

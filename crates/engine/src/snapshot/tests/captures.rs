@@ -319,7 +319,7 @@ fn a_sync_reads_no_durable_snapshot() {
 }
 
 #[test]
-fn known_layers_are_read_again_only_after_a_change() {
+fn known_layers_are_read_again_after_changes() {
     let test = TestDisk::new();
     let (one, two) = (test.capture().unwrap().snapshot, test.capture().unwrap().snapshot);
     let known = test.disk.snapshot_layers(SnapshotLayers::new()).unwrap();

@@ -176,6 +176,8 @@ impl Simulation {
         match self.sandboxes.get_mut(id) {
             Some(sandbox) if sandbox.alive && outcome == EffectOutcome::Success => {
                 sandbox.unsaved_turn = false;
+                // The driver thaws a sandbox before it captures it.
+                sandbox.frozen = false;
                 self.snapshots.insert(snapshot.clone());
                 self.newest = Some(snapshot.clone());
                 self.input(Input::Captured { snapshot, millis: 1 });
