@@ -17,6 +17,7 @@ use crate::{
     batch::placeholders,
     events::{self, HISTORY_BYTES, NewEvents},
     job::{self, Job, JobFuture, Reply},
+    reserve::OnFullDisk,
     row,
     write::{self, Committed, Write},
 };
@@ -53,8 +54,8 @@ impl Job for Append {
         Some(self)
     }
 
-    fn grows(&self) -> bool {
-        true
+    fn on_full_disk(&self) -> OnFullDisk {
+        OnFullDisk::Refuse
     }
 }
 

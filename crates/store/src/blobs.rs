@@ -5,6 +5,7 @@ use harvest_proto::{BlobId, SessionId, Timestamp};
 
 use crate::{
     DbConnection, Lease, Store, StoreError,
+    reserve::OnFullDisk,
     row::{self, bigint, to_json},
 };
 
@@ -25,7 +26,7 @@ impl Store {
     ) -> Result<bool, StoreError> {
         let (session, id) = (session.to_string(), id.to_string());
         self.writer
-            .run_sized(true, move |connection| {
+            .run_on(OnFullDisk::Refuse, move |connection| {
                 Box::pin(async move {
                     crate::leases::check(connection, lease).await?;
                     match check_quota(connection, &session, &id, text.len() as u64, quota).await? {

@@ -15,7 +15,7 @@ use crate::{
     group_commit::{Message, WriterTask},
     job::{Job, JobFuture, JobOutput, Reply, Request},
     leases::{self, HeldLease},
-    reserve::Reserve,
+    reserve::{OnFullDisk, Reserve},
     sessions::{self, NewSession},
     write::{self, Committed, Write},
 };
@@ -28,7 +28,7 @@ impl Store {
         all: Vec<(NewSession, Vec<Write>)>,
     ) -> Result<(), StoreError> {
         self.writer
-            .run_with_events(true, move |connection| {
+            .run_with_events(OnFullDisk::Refuse, move |connection| {
                 Box::pin(async move {
                     leases::check(connection, lease).await?;
                     let mut events = NewEvents::new();
@@ -54,14 +54,38 @@ impl Store {
         at: Timestamp,
         writes: Vec<Write>,
     ) -> Result<Committed, StoreError> {
+        self.commit(session, lease, at, writes, OnFullDisk::Try).await
+    }
+
+    /// Like [`Store::session_commit`], for writes that end work: they may use the disk space that
+    /// is reserved for it.
+    pub async fn session_commit_end(
+        &self,
+        session: &SessionId,
+        lease: Lease,
+        at: Timestamp,
+        writes: Vec<Write>,
+    ) -> Result<Committed, StoreError> {
+        self.commit(session, lease, at, writes, OnFullDisk::UseReserve).await
+    }
+
+    async fn commit(
+        &self,
+        session: &SessionId,
+        lease: Lease,
+        at: Timestamp,
+        writes: Vec<Write>,
+        on_full_disk: OnFullDisk,
+    ) -> Result<Committed, StoreError> {
         let session = session.clone();
         if append::only_appends(&writes) {
             let append = |reply| Append { session, lease, at, writes, done: None, reply };
             return self.writer.send(append).await;
         }
         let grows = writes.iter().any(Write::grows);
+        let on_full_disk = if grows { OnFullDisk::Refuse } else { on_full_disk };
         self.writer
-            .run_with_events(grows, move |connection| {
+            .run_with_events(on_full_disk, move |connection| {
                 Box::pin(async move {
                     let committed = write::apply(connection, &session, lease, at, writes).await?;
                     let events = committed.new_events(&session);
@@ -100,22 +124,26 @@ impl Writer {
         self.held.set(lease);
     }
 
-    /// Runs `work` in the next transaction, also on a full disk; returns after its commit.
+    /// Runs `work` in the next transaction; returns after its commit.
     pub(crate) async fn run<T, F>(&self, work: F) -> Result<T, StoreError>
     where
         T: Send + 'static,
         F: for<'c> FnOnce(&'c mut DbConnection) -> JobFuture<'c, T> + Send + 'static,
     {
-        self.run_sized(false, work).await
+        self.run_on(OnFullDisk::Try, work).await
     }
 
-    /// Runs `work` in the next transaction; on a full disk only if it does not grow the database.
-    pub(crate) async fn run_sized<T, F>(&self, grows: bool, work: F) -> Result<T, StoreError>
+    /// Like [`Writer::run`], with another rule for a full disk.
+    pub(crate) async fn run_on<T, F>(
+        &self,
+        on_full_disk: OnFullDisk,
+        work: F,
+    ) -> Result<T, StoreError>
     where
         T: Send + 'static,
         F: for<'c> FnOnce(&'c mut DbConnection) -> JobFuture<'c, T> + Send + 'static,
     {
-        self.run_with_events(grows, move |connection| {
+        self.run_with_events(on_full_disk, move |connection| {
             Box::pin(async move {
                 let value = work(connection).await?;
                 Ok(JobOutput { value, events: Vec::new() })
@@ -131,7 +159,17 @@ impl Writer {
         lease: Option<Lease>,
         query: DbQuery<'static>,
     ) -> Result<u64, StoreError> {
-        self.run(move |connection| {
+        self.execute_on(OnFullDisk::Try, lease, query).await
+    }
+
+    /// Like [`Writer::execute`], with another rule for a full disk.
+    pub(crate) async fn execute_on(
+        &self,
+        on_full_disk: OnFullDisk,
+        lease: Option<Lease>,
+        query: DbQuery<'static>,
+    ) -> Result<u64, StoreError> {
+        self.run_on(on_full_disk, move |connection| {
             Box::pin(async move {
                 if let Some(lease) = lease {
                     leases::check(connection, lease).await?;
@@ -142,14 +180,17 @@ impl Writer {
         .await
     }
 
-    /// Like [`Writer::run_sized`], for work that appends events: they are published after the
-    /// commit.
-    pub(crate) async fn run_with_events<T, F>(&self, grows: bool, work: F) -> Result<T, StoreError>
+    /// Like [`Writer::run_on`], for work that appends events: they are published after the commit.
+    pub(crate) async fn run_with_events<T, F>(
+        &self,
+        on_full_disk: OnFullDisk,
+        work: F,
+    ) -> Result<T, StoreError>
     where
         T: Send + 'static,
         F: for<'c> FnOnce(&'c mut DbConnection) -> JobFuture<'c, JobOutput<T>> + Send + 'static,
     {
-        self.send(|reply| Request { work: Some(work), grows, done: None, reply }).await
+        self.send(|reply| Request { work: Some(work), on_full_disk, done: None, reply }).await
     }
 
     /// Runs a job in the next transaction; returns after its commit.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use harvest_proto::{SessionId, Timestamp};
 
-use crate::{DbConnection, Store, StoreError, row, target::Target};
+use crate::{DbConnection, Store, StoreError, reserve::OnFullDisk, row, target::Target};
 
 // As long as other implementations of the HTTP draft keep keys: enough for any client's retries.
 const KEY_LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
@@ -105,7 +105,8 @@ impl Store {
 
     /// Releases the keys of all requests in flight, after a restart.
     pub async fn idempotency_release_all(&self) -> Result<(), StoreError> {
-        self.writer.execute(None, sqlx::query(RELEASE_ALL)).await.map(drop)
+        let query = sqlx::query(RELEASE_ALL);
+        self.writer.execute_on(OnFullDisk::UseReserve, None, query).await.map(drop)
     }
 }
 

@@ -5,7 +5,7 @@ use std::{future::Future, pin::Pin};
 
 use tokio::sync::oneshot;
 
-use crate::{DbConnection, StoreError, append::Append, events::NewEvents};
+use crate::{DbConnection, StoreError, append::Append, events::NewEvents, reserve::OnFullDisk};
 
 /// A future that borrows the connection.
 pub(crate) type JobFuture<'c, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'c>>;
@@ -24,13 +24,12 @@ pub(crate) trait Job: Send {
     fn append(&mut self) -> Option<&mut Append> {
         None
     }
-    /// True when the request makes the database grow: it is refused while the disk is full.
-    fn grows(&self) -> bool;
+    fn on_full_disk(&self) -> OnFullDisk;
 }
 
 pub(crate) struct Request<T, F> {
     pub(crate) work: Option<F>,
-    pub(crate) grows: bool,
+    pub(crate) on_full_disk: OnFullDisk,
     pub(crate) done: Option<T>,
     pub(crate) reply: Reply<T>,
 }
@@ -53,8 +52,8 @@ where
         reply(self.reply, self.done, failure);
     }
 
-    fn grows(&self) -> bool {
-        self.grows
+    fn on_full_disk(&self) -> OnFullDisk {
+        self.on_full_disk
     }
 }
 

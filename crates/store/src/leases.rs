@@ -9,7 +9,7 @@ use std::sync::{
 
 use harvest_proto::Timestamp;
 
-use crate::{DbConnection, Store, StoreError, row};
+use crate::{DbConnection, Store, StoreError, reserve::OnFullDisk, row};
 
 /// Number of a server's lease. Higher is newer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -24,7 +24,7 @@ impl Store {
     pub async fn server_lease(&self, at: Timestamp) -> Result<Lease, StoreError> {
         let lease: Lease = self
             .writer
-            .run(move |connection| {
+            .run_on(OnFullDisk::UseReserve, move |connection| {
                 Box::pin(async move {
                     let row = sqlx::query(
                         "INSERT INTO leases (name, number, taken_at) VALUES ('server', 1, $1)

@@ -4,7 +4,9 @@
 
 use harvest_proto::{RepositoryName, SandboxId, SnapshotId, Timestamp};
 
-use crate::{DbConnection, DbQuery, DbRow, Lease, Store, StoreError, leases, row};
+use crate::{
+    DbConnection, DbQuery, DbRow, Lease, Store, StoreError, leases, reserve::OnFullDisk, row,
+};
 
 /// An unused object to remove. Removing it must be idempotent: a removal may be repeated.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -55,7 +57,7 @@ impl Store {
         at: Timestamp,
     ) -> Result<(), StoreError> {
         self.writer
-            .run(move |connection| {
+            .run_on(OnFullDisk::UseReserve, move |connection| {
                 Box::pin(async move {
                     leases::check(connection, lease).await?;
                     for removal in &removals {
@@ -69,7 +71,8 @@ impl Store {
 
     /// Deletes a removal that is done.
     pub async fn removal_done(&self, lease: Lease, removal: &Removal) -> Result<(), StoreError> {
-        self.writer.execute(Some(lease), delete(removal)).await.map(drop)
+        let query = delete(removal);
+        self.writer.execute_on(OnFullDisk::UseReserve, Some(lease), query).await.map(drop)
     }
 }
 

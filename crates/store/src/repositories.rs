@@ -2,7 +2,7 @@
 
 use harvest_proto::{RepositoryName, SessionId, Timestamp, api::Repository};
 
-use crate::{DbRow, Removal, Store, StoreError, builds, removals, row};
+use crate::{DbRow, Removal, Store, StoreError, builds, removals, reserve::OnFullDisk, row};
 
 // With the newest successful build of each.
 const SELECT: &str = "SELECT r.name, r.url, r.base, r.secret, r.image, r.created_at, b.snapshot, b.commit_id, \
@@ -88,7 +88,7 @@ impl Store {
     ) -> Result<Vec<Removal>, StoreError> {
         let name = name.clone();
         self.writer
-            .run(move |connection| {
+            .run_on(OnFullDisk::UseReserve, move |connection| {
                 Box::pin(async move {
                     let used = sqlx::query(
                         "SELECT COUNT(*) AS sessions FROM checkouts WHERE repository = $1",

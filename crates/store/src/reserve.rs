@@ -1,7 +1,8 @@
 //! Disk space that is reserved beside the SQLite file, so that work can be ended, deleted and
 //! started on a full disk. While the disk is full, requests that make the database grow are
-//! refused, and the others get the reserved space in slices: another program that fills the disk
-//! takes one slice, not all. PostgreSQL has its own disk.
+//! refused, and only those that end or delete work or start the server get reserved space, in
+//! slices: a program that fills the disk meanwhile takes one slice, not all. PostgreSQL has its
+//! own disk.
 
 use std::{
     fs::{File, OpenOptions},
@@ -20,6 +21,17 @@ const SLICE_BYTES: u64 = 8 << 20;
 
 // Space is reserved again only while as much as this remains free.
 const FREE_BYTES: u64 = RESERVED_BYTES + 2 * SLICE_BYTES;
+
+/// What happens to a request while the disk is full.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OnFullDisk {
+    /// It makes the database grow: it is refused.
+    Refuse,
+    /// It is tried in the space that is left. A running sandbox can cause any number of these.
+    Try,
+    /// It ends or deletes work or starts the server: reserved space is released for it.
+    UseReserve,
+}
 
 /// The file that takes the space.
 #[derive(Debug)]

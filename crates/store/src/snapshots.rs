@@ -9,6 +9,7 @@ use harvest_proto::{
 
 use crate::{
     DbConnection, DbRow, Lease, Removal, Store, StoreError, leases, removals,
+    reserve::OnFullDisk,
     row::{self, to_enum_name},
     target::Target,
 };
@@ -107,7 +108,7 @@ impl Store {
     ) -> Result<Vec<Removal>, StoreError> {
         let session = session.to_string();
         self.writer
-            .run(move |connection| {
+            .run_on(OnFullDisk::UseReserve, move |connection| {
                 Box::pin(async move {
                     leases::check(connection, lease).await?;
                     let mut dropped = Vec::new();

@@ -209,6 +209,13 @@ pub enum Input {
     Tick,
 }
 
+impl Input {
+    /// Whether a user ends work by it.
+    pub(crate) const fn ends_work(&self) -> bool {
+        matches!(self, Self::Stop | Self::Pause | Self::Terminate | Self::Archive)
+    }
+}
+
 /// Whether another start may succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StartFailure {

@@ -315,6 +315,15 @@ impl State {
             && self.next_deadline(timeouts).is_none()
     }
 
+    /// Whether the session ends work: a turn, a sandbox that has run, or everything. A session
+    /// gets here only once per boot, and a boot needs disk space.
+    #[must_use]
+    pub(crate) fn is_ending(&self) -> bool {
+        matches!(self.mode, Mode::Paused { .. } | Mode::Archived)
+            || self.turn().is_some_and(|turn| turn.stopping.is_some())
+            || matches!(self.sandbox, SandboxState::Stopping { disk: DiskOnStop::Save(_), .. })
+    }
+
     /// Since when the session is idle: no turn, no queued prompt, no commands beside the agent
     /// (`busy`). Without a bridge it is not idle: commands that an earlier server started may run.
     #[must_use]

@@ -18,6 +18,16 @@ use crate::{
 
 const FIRST_WAIT: Duration = Duration::from_millis(50);
 
+/// The outcome of a commit of events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum EventCommit {
+    Stored,
+    /// Nothing is stored: an event of the outbox is missing.
+    Gap,
+    /// Nothing is stored.
+    DiskFull,
+}
+
 impl Driver {
     /// Decides and commits for a caller that waits for the outcome: the commit is tried once.
     pub(super) async fn commit_once(
@@ -48,23 +58,22 @@ impl Driver {
         self.run_effects(decision).await
     }
 
-    /// Commits events of the sandbox. Returns `false` when nothing is stored: the writes skip an
-    /// event of the outbox, or the disk is full. The supervisor sends the events again; meanwhile
-    /// the session can be stopped and deleted.
+    /// Commits events of the sandbox. Does not wait for a full disk, so that the session can be
+    /// stopped and deleted meanwhile.
     pub(super) async fn commit_events(
         &mut self,
         decision: &Decision,
         writes: Vec<Write>,
-    ) -> Result<bool, DriverExit> {
+    ) -> Result<EventCommit, DriverExit> {
         let mut wait = FIRST_WAIT;
         loop {
             match self.commit(decision, writes.clone()).await {
-                Ok(_) => return Ok(true),
-                Err(StoreError::OutboxGap { .. }) => return Ok(false),
+                Ok(_) => return Ok(EventCommit::Stored),
+                Err(StoreError::OutboxGap { .. }) => return Ok(EventCommit::Gap),
                 Err(error) if error.is_disk_full() => {
                     tracing::error!(session = %self.id(), %error, "cannot store events; retrying");
                     self.report_slot(false);
-                    return Ok(false);
+                    return Ok(EventCommit::DiskFull);
                 }
                 Err(error) => self.after_failed_commit(&mut wait, error).await?,
             }
@@ -99,34 +108,49 @@ impl Driver {
     }
 
     /// Waits before the next attempt. Commands that arrive meanwhile fail at once with the reason,
-    /// except a deletion, which needs no other write before it.
+    /// except a deletion, which needs no other write before it, and an end of work: for that the
+    /// next attempt may use the reserved disk space.
     async fn back_off(&mut self, wait: &mut Duration, error: &StoreError) -> ControlFlow {
         let until = tokio::time::Instant::now() + *wait;
         *wait = (*wait * 2).min(Duration::from_secs(10));
+        if let Some(command) = self.postponed.take() {
+            self.refuse_command(command, error).await?;
+        }
         while let Ok(Some(command)) = tokio::time::timeout_at(until, self.commands.recv()).await {
-            self.handled += 1;
-            let reason = match error {
-                StoreError::Commit { reason } => reason.clone(),
-                other => error_chain(other),
-            };
-            let refused = || SessionError::from(StoreError::Commit { reason: reason.clone() });
-            match command {
-                Command::Prompt(command) => {
-                    let _ = command.reply.send(Err(refused()));
-                }
-                Command::Apply { reply, .. } => {
-                    let _ = reply.send(Err(refused()));
-                }
-                Command::Delete { reply } => self.delete(reply).await?,
-                Command::Bridge { reply } => {
-                    let _ = reply.send(None);
-                }
-                // A driver that has to write does not rest.
-                Command::Exit => self.rest.leaving.store(false, Ordering::SeqCst),
-                Command::UseBegan | Command::UseEnded => {}
+            if error.is_disk_full()
+                && matches!(&command, Command::Apply { input, .. } if input.ends_work())
+            {
+                self.postponed = Some(command);
+                return Ok(());
             }
+            self.refuse_command(command, error).await?;
         }
         tokio::time::sleep_until(until).await;
+        Ok(())
+    }
+
+    async fn refuse_command(&mut self, command: Command, error: &StoreError) -> ControlFlow {
+        self.handled += 1;
+        let reason = match error {
+            StoreError::Commit { reason } => reason.clone(),
+            other => error_chain(other),
+        };
+        let refused = || SessionError::from(StoreError::Commit { reason: reason.clone() });
+        match command {
+            Command::Prompt(command) => {
+                let _ = command.reply.send(Err(refused()));
+            }
+            Command::Apply { reply, .. } => {
+                let _ = reply.send(Err(refused()));
+            }
+            Command::Delete { reply } => self.delete(reply).await?,
+            Command::Bridge { reply } => {
+                let _ = reply.send(None);
+            }
+            // A driver that has to write does not rest.
+            Command::Exit => self.rest.leaving.store(false, Ordering::SeqCst),
+            Command::UseBegan | Command::UseEnded => {}
+        }
         Ok(())
     }
 
@@ -151,8 +175,14 @@ impl Driver {
         }
         let mut events = Vec::new();
         if !writes.is_empty() {
-            let (store, lease) = (&self.shared.store, self.shared.lease);
-            events = store.session_commit(self.id(), lease, at, writes).await?.events;
+            let (store, lease, id) = (&self.shared.store, self.shared.lease, self.id());
+            let ends = self.state.is_ending() || decision.state.is_ending();
+            let committed = if ends || self.postponed.is_some() {
+                store.session_commit_end(id, lease, at, writes).await?
+            } else {
+                store.session_commit(id, lease, at, writes).await?
+            };
+            events = committed.events;
         }
         self.stored_state = json;
         self.state = decision.state.clone();

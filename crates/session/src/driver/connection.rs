@@ -10,9 +10,9 @@ use harvest_proto::{
     event::{BootFailure, BootPhase, PhaseStatus},
 };
 use harvest_store::Write;
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::Instant};
 
-use super::{ControlFlow, Driver, TaskReport, blobs::store_blobs};
+use super::{ControlFlow, Driver, TaskReport, blobs::store_blobs, commit::EventCommit};
 use crate::{
     bridge::{Bridge, BridgeError, OpenedBridge, OwnerMessage},
     context::Shared,
@@ -36,6 +36,14 @@ pub(super) struct Connection {
     events: mpsc::Receiver<OwnerMessage>,
     /// An event of this connection was stored.
     useful: bool,
+    /// Events that a full disk kept from being stored.
+    unstored: Option<Unstored>,
+}
+
+struct Unstored {
+    events: Vec<OutboxEvent>,
+    retry_at: Instant,
+    wait: Duration,
 }
 
 /// The backoff before the next dial. Only a connection that brought an event resets it: a sandbox
@@ -53,6 +61,12 @@ pub(super) enum ConnectionEvent {
 /// Waits for events; never returns without a connection.
 pub(super) async fn next_event(connection: &mut Option<Connection>) -> ConnectionEvent {
     let Some(connection) = connection else { return std::future::pending().await };
+    if let Some(Unstored { retry_at, events, .. }) = &mut connection.unstored
+        && !events.is_empty()
+    {
+        tokio::time::sleep_until(*retry_at).await;
+        return ConnectionEvent::Events(std::mem::take(events), None);
+    }
     let mut messages = Vec::new();
     if connection.events.recv_many(&mut messages, EVENT_BATCH).await == 0 {
         return ConnectionEvent::Lost;
@@ -99,9 +113,9 @@ impl Driver {
         let Some(last) = fresh.last().map(|event| event.number) else { return Ok(()) };
         let mut decision = Decision { state: self.state.clone(), actions: Vec::new() };
         let (mut writes, mut history) = (Vec::new(), self.history.clone());
-        for event in fresh {
-            let input = input_of(epoch, &event);
-            writes.push(history_write(&mut history, epoch, event));
+        for event in &fresh {
+            let input = input_of(epoch, event);
+            writes.push(history_write(&mut history, epoch, event.clone()));
             if let Some(input) = input {
                 let Decision { state, mut actions } = decision;
                 decision = self.decide_with(|context| decide(state, input, context));
@@ -109,18 +123,34 @@ impl Driver {
                 decision.actions = actions;
             }
         }
-        if !self.commit_events(&decision, writes).await? {
-            // The stored number is read again for the reconnect; the supervisor then resends the
-            // events after it.
-            self.stored = None;
-            return self.on_connection_lost().await;
+        match self.commit_events(&decision, writes).await? {
+            EventCommit::Stored => {}
+            EventCommit::Gap => {
+                // The stored number is read again for the reconnect; the supervisor then resends
+                // the events after it.
+                self.stored = None;
+                return self.on_connection_lost().await;
+            }
+            EventCommit::DiskFull => {
+                self.retry_events_later(fresh);
+                return Ok(());
+            }
         }
         (self.stored, self.history) = (Some((epoch, last)), history);
         if let Some(connection) = &mut self.connection {
-            connection.useful = true;
+            (connection.useful, connection.unstored) = (true, None);
             connection.bridge.send(ToSupervisor::EventsStored { upto: last });
         }
         self.run_effects(decision).await
+    }
+
+    /// Keeps the events and the connection: a reconnect would write to the full disk, too. The
+    /// agent waits meanwhile, and the session can be stopped and deleted.
+    fn retry_events_later(&mut self, events: Vec<OutboxEvent>) {
+        let Some(connection) = &mut self.connection else { return };
+        let wait = connection.unstored.take().map_or(MIN_DELAY, |last| last.wait * 2);
+        let wait = wait.min(MAX_DELAY);
+        connection.unstored = Some(Unstored { events, retry_at: Instant::now() + wait, wait });
     }
 
     async fn on_connection_lost(&mut self) -> ControlFlow {
@@ -231,7 +261,7 @@ impl Driver {
         self.stored = Some((epoch, self.stored_in(epoch).unwrap_or(0).max(stored)));
         let OpenedBridge { bridge, status, events } = opened;
         let events = store_blobs(&self.shared, self.id().clone(), bridge.clone(), events);
-        self.connection = Some(Connection { bridge, epoch, events, useful: false });
+        self.connection = Some(Connection { bridge, epoch, events, useful: false, unstored: None });
         // Set before the decision on `LinkUp`, which depends on it.
         let changed = std::mem::replace(&mut self.detached, status.detached) != status.detached;
         self.input(Input::LinkUp { epoch, status }).await?;

@@ -101,6 +101,8 @@ pub(crate) struct Driver {
     rest: Arc<Rest>,
     /// Commands handled since `rest` was updated.
     handled: usize,
+    /// A command that ends work and waits for an earlier decision to be stored.
+    postponed: Option<Command>,
     connection: Option<Connection>,
     /// The highest outbox number in the store, and its epoch, once it is known.
     stored: Option<(u64, u64)>,
@@ -153,6 +155,7 @@ impl Driver {
             execs: Arc::clone(&execs),
             rest: Arc::clone(&rest),
             handled: 0,
+            postponed: None,
             connection: None,
             stored: None,
             history,
@@ -186,7 +189,7 @@ impl Driver {
             self.report_rest();
             let deadline = self.next_deadline();
             flow = tokio::select! {
-                command = self.commands.recv() => match command {
+                command = next_command(&mut self.postponed, &mut self.commands) => match command {
                     Some(command) => Box::pin(self.on_command(command)).await,
                     None => Err(DriverExit),
                 },
@@ -456,6 +459,16 @@ impl Driver {
                 Ok(())
             }
         }
+    }
+}
+
+async fn next_command(
+    postponed: &mut Option<Command>,
+    commands: &mut mpsc::UnboundedReceiver<Command>,
+) -> Option<Command> {
+    match postponed.take() {
+        Some(command) => Some(command),
+        None => commands.recv().await,
     }
 }
 

@@ -47,6 +47,32 @@ async fn store_failure_is_reported_and_nothing_lost() {
 }
 
 #[tokio::test]
+async fn full_disk_keeps_the_connection_and_stops() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let id = harness.session(&sessions, Some("hold")).await.id;
+    until(&sessions, &id, started).await;
+    // Neither the end of the turn nor a lost connection fits on the disk.
+    for (name, on) in [
+        ("events_full", "INSERT ON events WHEN NEW.body LIKE '%turn_ended%'"),
+        ("link_full", "UPDATE OF driver_state ON sessions WHEN NEW.driver_state LIKE '%\"down\"%'"),
+    ] {
+        let full = "SELECT RAISE(ABORT, 'database or disk is full')";
+        sql(&harness, format!("CREATE TRIGGER {name} BEFORE {on} BEGIN {full}; END")).await;
+    }
+    harness.fake.finish_turn(&sandbox(&sessions, &id).await);
+    for _ in 0..20 {
+        sessions.stop(&id).await.expect("a stop is served");
+        tokio::task::yield_now().await;
+    }
+    sql(&harness, "DROP TRIGGER events_full".to_owned()).await;
+    until_state(&sessions, &id, SessionState::Idle).await;
+    let events = all(&sessions, &id).await;
+    assert_gapless(&events);
+    assert_eq!(events.iter().filter(|event| ended(event)).count(), 1, "stored without a reconnect");
+}
+
+#[tokio::test]
 async fn session_continues_after_failed_delete() {
     let harness = Harness::new().await;
     let sessions = harness.serve().await;

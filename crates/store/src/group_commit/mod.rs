@@ -28,7 +28,7 @@ use crate::{
     events::{NewEvents, Watcher},
     job::Job,
     leases::{self, HeldLease},
-    reserve::Reserve,
+    reserve::{OnFullDisk, Reserve},
     row,
 };
 
@@ -158,8 +158,9 @@ impl WriterTask {
         if reserve.allows_growth() {
             return jobs;
         }
-        let (refused, jobs): (Jobs, Jobs) = jobs.into_iter().partition(|job| job.grows());
-        if !jobs.is_empty() {
+        let (refused, jobs): (Jobs, Jobs) =
+            jobs.into_iter().partition(|job| job.on_full_disk() == OnFullDisk::Refuse);
+        if jobs.iter().any(|job| job.on_full_disk() == OnFullDisk::UseReserve) {
             reserve.make_room();
         }
         let failures = refused.iter().map(|_| None).collect();

@@ -5,6 +5,7 @@ use harvest_proto::{SandboxId, SessionId, SnapshotId, Timestamp, api::SessionSta
 use crate::{
     DbConnection, Lease, Store, StoreError, idempotency, leases,
     removals::{self, Removal},
+    reserve::OnFullDisk,
     row::{self, to_enum_name},
 };
 
@@ -46,7 +47,7 @@ impl Store {
         let id = session.clone();
         let removals = self
             .writer
-            .run(move |connection| {
+            .run_on(OnFullDisk::UseReserve, move |connection| {
                 Box::pin(async move {
                     leases::check(connection, lease).await?;
                     if let Some(quiet) = quiet

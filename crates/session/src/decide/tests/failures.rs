@@ -26,6 +26,22 @@ fn turn_ends_after_processes_of_terminated_sandbox() {
 }
 
 #[test]
+fn only_the_end_of_work_uses_the_reserve() {
+    let mut sim = ready();
+    assert!(!sim.state.is_ending());
+    sim.prompt(false);
+    run(&mut sim);
+    let epoch = sim.state.epoch;
+    sim.input(Input::LinkLost { epoch });
+    assert!(!sim.state.is_ending());
+    for end in [Input::Stop, Input::Pause, Input::Terminate, Input::Archive] {
+        assert!(end.ends_work());
+        sim.input(end);
+        assert!(sim.state.is_ending());
+    }
+}
+
+#[test]
 fn full_disk_is_retried_after_breaker_window() {
     let window = |sim: &Simulation| i64::try_from(sim.timeouts.breaker.as_millis()).unwrap();
     let mut sim = Simulation::new();
