@@ -23,6 +23,11 @@ impl Fake {
         self.inner().snapshots.insert(snapshot.clone(), (Files::new(), Some(SnapshotKind::Turn)));
     }
 
+    /// A power cut takes the last writes of a snapshot.
+    pub fn tear_snapshot(&self, snapshot: &SnapshotId) {
+        self.inner().torn.insert(snapshot.clone());
+    }
+
     /// Makes these disks belong to another store.
     pub fn set_owner_store(&self, store: &str) {
         self.inner().store = Some(store.to_owned());

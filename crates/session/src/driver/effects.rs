@@ -96,9 +96,9 @@ impl Driver {
                     return;
                 }
             };
-            let origin_name = match &from {
-                StartFrom::Image(name) => name.clone(),
-                StartFrom::Snapshot(snapshot) => snapshot.to_string(),
+            let (origin_name, snapshot) = match &from {
+                StartFrom::Image(name) => (name.clone(), None),
+                StartFrom::Snapshot(snapshot) => (snapshot.to_string(), Some(snapshot.clone())),
             };
             let spec = SandboxSpec {
                 state: primary.map(StateVolume::Repository),
@@ -106,12 +106,17 @@ impl Driver {
             };
             let created = shared.sandboxes.provider.create(spec).await;
             let millis = millis(shared.clock.now().since(began));
+            let warning = match &snapshot {
+                Some(snapshot) if created.is_ok() => torn_warning(&shared, snapshot, start).await,
+                _ => None,
+            };
             let report = match created {
                 Ok(_) => {
                     let (sandbox, id) = (sandbox.clone(), sandbox.clone());
                     let body =
                         EventBody::SandboxStarted { sandbox, epoch, from: origin_name, millis };
-                    let writes = vec![writes::event(now(), None, body)];
+                    let started = writes::event(now(), None, body);
+                    let writes = [started].into_iter().chain(warning).collect();
                     TaskReport::Started { epoch, sandbox: id, start, writes }
                 }
                 Err(error) => {
@@ -304,7 +309,8 @@ impl Driver {
                     Input::StopSaveFailed { snapshot, detail, found }
                 }
             };
-            let writes = torn_warning(&shared, &saved_as).await.into_iter().collect();
+            let warning = torn_warning(&shared, &saved_as, BootStart::Restore).await;
+            let writes = warning.into_iter().collect();
             if reports.send(TaskReport::Input(input, writes)).is_err() {
                 remove_if_deleted(&shared, &session, &saved_as).await;
             }
@@ -374,14 +380,18 @@ impl Driver {
 }
 
 /// The event that reports a snapshot of a disk that lost its last writes.
-async fn torn_warning(shared: &Shared, snapshot: &SnapshotId) -> Option<Write> {
+async fn torn_warning(shared: &Shared, snapshot: &SnapshotId, start: BootStart) -> Option<Write> {
     let durability = shared.sandboxes.provider.snapshots()?.durability(snapshot).await;
     if !matches!(durability, Ok(Durability::Torn)) {
         return None;
     }
     let message = format!(
+    let advice = match start {
+        BootStart::Restore => "check the files of the last turn, or restore an earlier one",
+        _ => "build the repository again with `harvest repo build`",
+    };
         "the machine restarted before the last writes were on the disk; {snapshot} may lack some of \
-         them: check the files of the last turn, or restore an earlier one"
+         them: {advice}"
     );
     Some(writes::event(now(), None, EventBody::Warning { message }))
 }

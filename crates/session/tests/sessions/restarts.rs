@@ -238,3 +238,22 @@ async fn writes_lost_in_power_cut_are_reported() {
         sessions.snapshots(&id).await.unwrap().iter().map(|snapshot| snapshot.durable).collect();
     assert_eq!(durable, [true, false]);
 }
+
+#[tokio::test]
+async fn start_from_torn_snapshot_is_reported() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let id = harness.session(&sessions, Some("hello")).await.id;
+    until_state(&sessions, &id, SessionState::Idle).await;
+    sessions.pause(&id).await.unwrap();
+    until_state(&sessions, &id, SessionState::Paused).await;
+    for snapshot in sessions.snapshots(&id).await.unwrap() {
+        harness.fake.tear_snapshot(&snapshot.id);
+    }
+    let fork = sessions.fork(&id, ForkSession::default(), ada()).await.unwrap().remove(0).id;
+    sessions.resume(&id).await.unwrap();
+    let warned = |event: &Event| matches!(&event.body, EventBody::Warning { message } if message.contains("may lack some"));
+    for session in [id, fork] {
+        until(&sessions, &session, warned).await;
+    }
+}
