@@ -21,6 +21,7 @@ use harvest_proto::{
     PromptId, RepositoryName, SandboxId, SnapshotId, bridge::Boot, event::SnapshotKind,
 };
 use harvest_session::sandboxes::{SandboxError, SandboxSpec};
+use tokio::sync::watch;
 
 use sandbox::FakeSandbox;
 
@@ -48,6 +49,7 @@ struct Inner {
     created: Vec<SandboxSpec>,
     prompts_run: Arc<Mutex<Vec<PromptId>>>,
     failing: BTreeSet<FakeOp>,
+    creates_held: watch::Sender<bool>,
     boot: BootBehavior,
     /// The store that owns these disks.
     store: Option<String>,
@@ -105,6 +107,11 @@ impl Fake {
         } else {
             inner.failing.remove(&op);
         }
+    }
+
+    /// Makes starts wait, or continue.
+    pub fn hold_creates(&self, held: bool) {
+        self.inner().creates_held.send_replace(held);
     }
 
     /// Makes boots fail in the setup phase, or work again.

@@ -36,6 +36,8 @@ impl SandboxProvider for Fake {
 
     async fn create(&self, spec: SandboxSpec) -> Result<Created, SandboxError> {
         self.check(FakeOp::Create)?;
+        let mut held = self.inner().creates_held.subscribe();
+        let _ = held.wait_for(|held| !*held).await;
         let mut inner = self.inner();
         if inner.sandboxes.contains_key(&spec.id) {
             let what = format!("{} already exists", spec.id);

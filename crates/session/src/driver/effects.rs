@@ -14,6 +14,7 @@ use harvest_store::{CheckoutRecord, Removal, Write};
 use super::{
     Driver, TaskReport,
     freezer::{HAND_OVER, LEASE, thaw_now},
+    late_results::{remove_late_sandbox, remove_late_snapshot},
     writes,
 };
 use crate::{
@@ -105,11 +106,11 @@ impl Driver {
                 ..SandboxSpec::of_session(sandbox.clone(), from, shared.sandboxes.resources)
             };
             let created = shared.sandboxes.provider.create(spec).await;
-            let millis = millis(shared.clock.now().since(began));
             let warning = match &snapshot {
                 Some(snapshot) if created.is_ok() => torn_warning(&shared, snapshot, start).await,
                 _ => None,
             };
+            let millis = millis(shared.clock.now().since(began));
             let report = match created {
                 Ok(_) => {
                     let (sandbox, id) = (sandbox.clone(), sandbox.clone());
@@ -131,7 +132,7 @@ impl Driver {
                 }
             };
             if reports.send(report).is_err() {
-                stop_if_deleted(&shared, &session, &sandbox).await;
+                remove_late_sandbox(&shared, &session, &sandbox).await;
             }
         });
     }
@@ -285,7 +286,7 @@ impl Driver {
                 }
             };
             if reports.send(TaskReport::Input(input, writes)).is_err() {
-                remove_if_deleted(&shared, &session, &captured_as).await;
+                remove_late_snapshot(&shared, &session, &captured_as).await;
             }
         });
     }
@@ -312,7 +313,7 @@ impl Driver {
             let warning = torn_warning(&shared, &saved_as, BootStart::Restore).await;
             let writes = warning.into_iter().collect();
             if reports.send(TaskReport::Input(input, writes)).is_err() {
-                remove_if_deleted(&shared, &session, &saved_as).await;
+                remove_late_snapshot(&shared, &session, &saved_as).await;
             }
         });
     }
@@ -385,31 +386,15 @@ async fn torn_warning(shared: &Shared, snapshot: &SnapshotId, start: BootStart) 
     if !matches!(durability, Ok(Durability::Torn)) {
         return None;
     }
-    let message = format!(
     let advice = match start {
         BootStart::Restore => "check the files of the last turn, or restore an earlier one",
         _ => "build the repository again with `harvest repo build`",
     };
+    let message = format!(
         "the machine restarted before the last writes were on the disk; {snapshot} may lack some of \
          them: {advice}"
     );
     Some(writes::event(now(), None, EventBody::Warning { message }))
-}
-
-/// The session was deleted while its sandbox started: nothing else would remove the sandbox.
-async fn stop_if_deleted(shared: &Shared, session: &SessionId, sandbox: &SandboxId) {
-    if matches!(shared.store.session_exists(session).await, Ok(false)) {
-        retry(|| shared.sandboxes.provider.remove(sandbox)).await;
-    }
-}
-
-/// The session was deleted during a save: nothing else would remove the snapshot.
-async fn remove_if_deleted(shared: &Shared, session: &SessionId, snapshot: &SnapshotId) {
-    if matches!(shared.store.session_exists(session).await, Ok(false))
-        && let Some(snapshots) = shared.sandboxes.provider.snapshots()
-    {
-        retry(|| snapshots.remove(snapshot)).await;
-    }
 }
 
 /// The result of a save, or why its outcome is unknown. A save is idempotent, and a busy host may
@@ -466,7 +451,7 @@ async fn turn_diff(
 }
 
 /// Retries without limit: the session cannot continue without the answer.
-async fn retry<T, F>(mut call: impl FnMut() -> F) -> T
+pub(super) async fn retry<T, F>(mut call: impl FnMut() -> F) -> T
 where
     F: Future<Output = Result<T, SandboxError>>,
 {

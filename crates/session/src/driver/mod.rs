@@ -8,6 +8,7 @@ mod connection;
 mod effects;
 mod freezer;
 mod handle;
+mod late_results;
 mod preconditions;
 mod writes;
 

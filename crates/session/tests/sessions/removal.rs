@@ -336,3 +336,17 @@ async fn old_archived_session_is_deleted_with_snapshots() {
     eventually("nothing is left", || harness.fake.snapshots_taken().is_empty()).await;
     assert!(matches!(sessions.get(&id).await, Err(SessionError::NotFound { .. })));
 }
+
+#[tokio::test]
+async fn sandbox_that_starts_after_unloading_is_removed() {
+    let timeouts = Timeouts { boot: Duration::from_millis(20), ..Timeouts::default() };
+    let harness = Harness::with(timeouts).await;
+    let sessions = harness.serve().await;
+    harness.fake.hold_creates(true);
+    let id = harness.session(&sessions, None).await.id;
+    until_state(&sessions, &id, SessionState::Failed).await;
+    eventually("the session is unloaded", || sessions.unload_resting() == 0).await;
+    harness.fake.hold_creates(false);
+    eventually("it starts late", || !harness.fake.created().is_empty()).await;
+    eventually("it is removed", || harness.fake.sandboxes().is_empty()).await;
+}
