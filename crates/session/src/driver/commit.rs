@@ -83,10 +83,20 @@ impl Driver {
     async fn commit_until_stored(
         &mut self,
         decision: &Decision,
-        writes: Vec<Write>,
+        mut writes: Vec<Write>,
     ) -> ControlFlow {
         let mut wait = FIRST_WAIT;
         while let Err(error) = self.commit(decision, writes.clone()).await {
+            let all = writes.len();
+            // The session goes on without the changes of its turn rather than not at all.
+            if error.is_disk_full() {
+                let optional =
+                    |write: &Write| matches!(write, Write::Diff(_) | Write::TurnTree { .. });
+                writes.retain(|write| !optional(write));
+            }
+            if writes.len() < all {
+                continue;
+            }
             self.after_failed_commit(&mut wait, error).await?;
         }
         Ok(())

@@ -73,6 +73,19 @@ async fn full_disk_keeps_the_connection_and_stops() {
 }
 
 #[tokio::test]
+async fn full_disk_costs_only_the_diff() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let full = "SELECT RAISE(ABORT, 'database or disk is full')";
+    let on = "INSERT ON diffs";
+    sql(&harness, format!("CREATE TRIGGER diff_full BEFORE {on} BEGIN {full}; END")).await;
+    let id = harness.session(&sessions, Some("write /a one")).await.id;
+    until_state(&sessions, &id, SessionState::Idle).await;
+    assert_eq!(sessions.snapshots(&id).await.unwrap().len(), 1, "the turn is saved");
+    sessions.terminate(&id).await.expect("a session without its diff can be terminated");
+}
+
+#[tokio::test]
 async fn session_continues_after_failed_delete() {
     let harness = Harness::new().await;
     let sessions = harness.serve().await;
