@@ -78,6 +78,7 @@ impl Decider<'_> {
             self.state.mode = Mode::Paused { reason };
         }
         self.state.start_requested = false;
+        self.cancel_retry();
     }
 
     /// Kills the sandbox at once, whatever it does. Its disk is saved as recovered.
@@ -92,6 +93,14 @@ impl Decider<'_> {
     pub(super) fn archive(&mut self) {
         self.state.mode = Mode::Archived;
         self.state.start_requested = false;
+        self.cancel_retry();
+    }
+
+    /// A start is not retried once it is no longer wanted; a save of unknown outcome is.
+    fn cancel_retry(&mut self) {
+        if !matches!(self.state.sandbox, SandboxState::SaveUnknown { .. }) {
+            self.state.retry_at = None;
+        }
     }
 
     pub(super) fn resume(&mut self) {

@@ -34,10 +34,12 @@ impl Decider<'_> {
         let (final_failure, window) =
             (cause != StartFailure::Transient, self.context.timeouts.breaker);
         if cause == StartFailure::NoSpace {
-            self.retry_later();
             detail += &format!("; the next attempt follows in {} s", window.as_secs());
         }
         self.failed_to_start(StateReason::StartFailed, detail, final_failure, window);
+        if cause == StartFailure::NoSpace {
+            self.retry_later();
+        }
     }
 
     /// Another start is tried until the circuit breaker opens: after too many failures in `window`.
@@ -49,6 +51,7 @@ impl Decider<'_> {
         window: Duration,
     ) {
         let now = self.context.now;
+        self.state.retry_at = None;
         self.state.start_failures.retain(|at| now.since(*at) < window);
         self.state.start_failures.push(now);
         if permanent || self.state.start_failures.len() >= self.context.timeouts.breaker_failures {
@@ -136,6 +139,7 @@ impl Decider<'_> {
             millis,
         });
         self.state.latest_snapshot = Some(snapshot.clone());
+        self.state.retry_at = None;
         self.actions.push(Action::Review);
     }
 
@@ -185,6 +189,7 @@ impl Decider<'_> {
         let StopSave { snapshot, kind, turn, ending } = save;
         self.record_ending(ending);
         self.state.latest_snapshot = Some(snapshot.clone());
+        self.state.retry_at = None;
         self.actions.push(Action::SnapshotTaken { snapshot, kind, turn, millis });
         self.sandbox_ended(reason.to_string());
         self.actions.push(Action::Review);

@@ -67,3 +67,41 @@ fn full_disk_is_retried_after_breaker_window() {
     run(&mut sim);
     assert_eq!((sim.state.public.state, sim.turns.len()), (SessionState::Idle, 1));
 }
+
+#[test]
+fn retry_ends_with_what_it_was_for() {
+    let fail = |sim: &mut Simulation, cause| {
+        let epoch = sim.state.epoch;
+        sim.pending.clear();
+        sim.input(Input::StartFailed { epoch, detail: "failed".into(), cause });
+        run(sim);
+    };
+    let mut sim = Simulation::new();
+    let window = i64::try_from(sim.timeouts.breaker.as_millis()).unwrap();
+    fail(&mut sim, StartFailure::NoSpace);
+    assert!(sim.state.retry_at.is_some());
+    sim.input(Input::Pause);
+    assert_eq!(sim.state.retry_at, None, "the start is no longer wanted");
+    sim.input(Input::Resume);
+    fail(&mut sim, StartFailure::NoSpace);
+    sim.prompt(false);
+    fail(&mut sim, StartFailure::Permanent);
+    sim.tick(window);
+    run(&mut sim);
+    assert_eq!(sim.state.public.state, SessionState::Failed, "no retry can help");
+}
+
+#[test]
+fn paused_session_still_retries_its_save() {
+    let mut sim = ready();
+    let window = i64::try_from(sim.timeouts.breaker.as_millis()).unwrap();
+    sim.input(Input::Pause);
+    let snapshot = sim.state.saving().unwrap().clone();
+    sim.pending.clear();
+    sim.input(Input::StopSaveFailed { snapshot, detail: "timeout".into(), found: None });
+    sim.input(Input::Pause);
+    sim.tick(window);
+    run(&mut sim);
+    assert_eq!(sim.state.sandbox, SandboxState::Absent);
+    assert_eq!((sim.state.public.state, sim.state.retry_at), (SessionState::Paused, None));
+}
