@@ -135,17 +135,20 @@ pub(crate) async fn add_created_id(
     target.execute(query).await.map(drop)
 }
 
-/// Forgets the keys under which a session or its prompts were created: the responses describe what
-/// no longer exists.
+/// Forgets under which keys a session and its prompts were created. A key is deleted with the last
+/// object it created: its response describes what no longer exists.
 pub(crate) async fn forget_session(
     connection: &mut DbConnection,
     session: &SessionId,
 ) -> Result<(), StoreError> {
     // Ids contain `_`, which matches any character: no other id of the same length is like it.
-    let query = sqlx::query(
-        "DELETE FROM idempotency_keys WHERE ' ' || created_ids || ' ' LIKE '% ' || $1 || ' %'
-         OR created_ids IN (SELECT id FROM prompts WHERE session = $1)",
-    );
-    query.bind(session.to_string()).execute(connection).await?;
+    let remove = "UPDATE idempotency_keys SET created_ids =
+         TRIM(REPLACE(' ' || created_ids || ' ', ' ' || $1 || ' ', ' '))
+         WHERE ' ' || created_ids || ' ' LIKE '% ' || $1 || ' %'";
+    let delete = "DELETE FROM idempotency_keys WHERE created_ids = ''
+         OR created_ids IN (SELECT id FROM prompts WHERE session = $1)";
+    for sql in [remove, delete] {
+        sqlx::query(sql).bind(session.to_string()).execute(&mut *connection).await?;
+    }
     Ok(())
 }

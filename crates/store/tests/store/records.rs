@@ -13,6 +13,7 @@ on_both! {
     idempotency_key_replays_the_first_response,
     one_of_many_concurrent_claims_wins,
     created_ids_survive_a_missing_response,
+    key_of_forks_outlives_all_but_the_last,
     idempotency_key_expires,
     names_are_unique,
     one_build_per_repository_at_a_time,
@@ -61,6 +62,24 @@ async fn created_ids_survive_a_missing_response(test: TestStore) {
     assert_eq!(claim().await, Claim::CreatedIds { ids: vec!["ses_1".into(), "ses_2".into()] });
     test.store.idempotency_finish("k", "response").await.unwrap();
     assert_eq!(claim().await, Claim::Done { response: "response".into() });
+}
+
+async fn key_of_forks_outlives_all_but_the_last(test: TestStore) {
+    let claim = async || test.store.idempotency_claim("k", "a", NOW).await.unwrap();
+    let forks = [test.session().await, test.session().await, test.session().await];
+    assert_eq!(claim().await, Claim::New);
+    for fork in &forks {
+        let created = Write::CreatedId { key: "k".into(), id: fork.to_string() };
+        test.commit(fork, vec![created]).await.unwrap();
+    }
+    let ids = |forks: &[SessionId]| forks.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let [first, second, third] = forks.clone();
+    for (deleted, left) in [(&second, vec![first.clone(), third.clone()]), (&first, vec![third])] {
+        test.store.session_delete(deleted, test.lease, Vec::new(), NOW).await.unwrap();
+        assert_eq!(claim().await, Claim::CreatedIds { ids: ids(&left) });
+    }
+    test.store.session_delete(&forks[2], test.lease, Vec::new(), NOW).await.unwrap();
+    assert_eq!(claim().await, Claim::New);
 }
 
 async fn one_of_many_concurrent_claims_wins(test: TestStore) {
