@@ -55,6 +55,11 @@ pub(crate) fn size(body: &EventBody) -> u64 {
     count.0
 }
 
+/// The bytes that stored events take in the history, by the bytes of their texts.
+pub(crate) const fn stored_size(bytes: u64, events: u64) -> u64 {
+    bytes.saturating_add(events.saturating_mul(ROW_BYTES))
+}
+
 /// What a session and its current turn have stored.
 #[derive(Debug, Clone)]
 pub(crate) struct HistoryBudget {
@@ -72,6 +77,11 @@ impl HistoryBudget {
     pub(crate) fn new(limits: HistoryLimits, stored: u64) -> Self {
         let (turn, turn_bytes) = (None, 0);
         Self { limits, session: stored, turn, turn_bytes, spare: SPARE_BYTES, reached: false }
+    }
+
+    /// The session goes on with a turn that has stored this many bytes.
+    pub(crate) fn resume_turn(&mut self, turn: TurnId, stored: u64) {
+        (self.turn, self.turn_bytes) = (Some(turn), stored);
     }
 
     /// What is stored of an event; `None` is nothing.
@@ -219,6 +229,19 @@ mod tests {
         };
         assert_eq!(error.len(), SHORT_BYTES);
         assert_eq!(budget.admit(Some(&two), text(1000)), Some(text(1000)), "the next turn is free");
+    }
+
+    #[test]
+    fn limit_of_a_turn_holds_across_restarts() {
+        let limits = HistoryLimits { per_turn: 10_000, per_session: 1 << 30 };
+        let (turn, mut stored) = (TurnId::random(), 0);
+        for _ in 0..20 {
+            let mut budget = HistoryBudget::new(limits, stored);
+            budget.resume_turn(turn.clone(), stored);
+            let admitted = budget.admit(Some(&turn), text(1000));
+            stored += admitted.filter(|body| *body == text(1000)).as_ref().map_or(0, size);
+        }
+        assert!(stored > 8_000 && stored <= limits.per_turn, "{stored}");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 
-use harvest_proto::{Event, EventBody, SessionId, Timestamp, bridge::OutboxEvent};
+use harvest_proto::{Event, EventBody, SessionId, Timestamp, TurnId, bridge::OutboxEvent};
 use sqlx::AssertSqlSafe;
 
 use crate::{
@@ -36,6 +36,21 @@ impl Store {
     pub async fn outbox_stored(&self, session: &SessionId, epoch: u64) -> Result<u64, StoreError> {
         let query = sqlx::query(STORED).bind(session.to_string()).bind(bigint(epoch));
         Ok(self.optional(query, |row| row::count(row, "stored")).await?.unwrap_or(0))
+    }
+
+    /// The bytes and the number of the events of a turn.
+    pub async fn turn_history(
+        &self,
+        session: &SessionId,
+        turn: &TurnId,
+    ) -> Result<(u64, u64), StoreError> {
+        let query = sqlx::query(
+            "SELECT CAST(COALESCE(SUM(OCTET_LENGTH(body)), 0) AS BIGINT) AS bytes, COUNT(*) AS events
+             FROM events WHERE session = $1 AND turn = $2",
+        );
+        let row =
+            query.bind(session.to_string()).bind(turn.to_string()).fetch_one(&self.readers).await?;
+        Ok((row::count(&row, "bytes")?, row::count(&row, "events")?))
     }
 
     /// Calls `callback` with every event stored from now on; replaces an earlier callback. The
@@ -80,7 +95,7 @@ fn event(row: &DbRow) -> Result<Event, StoreError> {
 }
 
 /// SQL for the size of a session's history after an append, before `next_seq` is updated.
-pub(crate) const HISTORY_BYTES: &str = "history_bytes + (SELECT COALESCE(SUM(LENGTH(e.body)), 0) \
+pub(crate) const HISTORY_BYTES: &str = "history_bytes + (SELECT COALESCE(SUM(OCTET_LENGTH(e.body)), 0) \
      FROM events e WHERE e.session = sessions.id AND e.seq >= sessions.next_seq)";
 
 static INSERT: LazyLock<Batch> =

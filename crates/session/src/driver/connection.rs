@@ -18,7 +18,7 @@ use crate::{
     context::Shared,
     decide::{Decision, Input, SandboxState, decide},
     error_chain::error_chain,
-    history::HistoryBudget,
+    history::{HistoryBudget, stored_size},
     repositories::PassSpec,
     sandboxes::{Found, SandboxError},
     wall_clock::now,
@@ -142,6 +142,17 @@ impl Driver {
             connection.bridge.send(ToSupervisor::EventsStored { upto: last });
         }
         self.run_effects(decision).await
+    }
+
+    /// The limit of a turn holds across a restart of the server.
+    pub(super) async fn load_turn_history(&mut self) {
+        let Some(turn) = self.state.turn().map(|turn| turn.turn.clone()) else { return };
+        match self.shared.store.turn_history(self.id(), &turn).await {
+            Ok((bytes, events)) => self.history.resume_turn(turn, stored_size(bytes, events)),
+            Err(error) => {
+                tracing::warn!(session = %self.id(), %error, "cannot read the history of a turn")
+            }
+        }
     }
 
     /// Keeps the events and the connection: a reconnect would write to the full disk, too. The

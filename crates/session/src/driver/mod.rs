@@ -39,7 +39,7 @@ use crate::{
         Action, Activity, Decision, Input, SandboxState, State, StepContext, decide, restart,
     },
     error::SessionError,
-    history::HistoryBudget,
+    history::{HistoryBudget, stored_size},
     repositories::describe_failures,
     sandboxes::SandboxError,
     sandboxes::admission::Notice,
@@ -143,7 +143,8 @@ impl Driver {
         let (report_sender, reports) = mpsc::unbounded_channel();
         let (view, view_receiver) = watch::channel(state.clone());
         let (execs, rest) = (Arc::new(AtomicUsize::new(0)), Arc::<Rest>::default());
-        let history = HistoryBudget::new(shared.retention.rules.history, record.history_bytes);
+        let stored = stored_size(record.history_bytes, record.session.seq);
+        let history = HistoryBudget::new(shared.retention.rules.history, stored);
         let driver = Box::new(Self {
             shared: Arc::clone(shared),
             stored_state: record.driver_state.clone(),
@@ -183,6 +184,7 @@ impl Driver {
 
     /// The handlers are boxed: their futures are large, and most drivers wait most of the time.
     async fn run(mut self: Box<Self>, queue: Vec<PromptId>) {
+        self.load_turn_history().await;
         let decision = self.decide_with(|context| restart(self.state.clone(), queue, context));
         let (id, mut flow) =
             (self.id().clone(), Box::pin(self.commit_with_retry(decision, Vec::new())).await);

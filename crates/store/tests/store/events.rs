@@ -1,6 +1,6 @@
 //! Events: numbered without gaps or repeats.
 
-use harvest_proto::{EventBody, SessionId};
+use harvest_proto::{EventBody, SessionId, TurnId};
 use harvest_store::{StoreError, Write};
 
 use crate::test_store::{NOW, TestStore, on_both, outbox, warning};
@@ -15,6 +15,7 @@ on_both! {
     event_queries_use_the_primary_key,
     skipped_event_is_not_sent_again,
     history_size_is_the_size_of_its_events,
+    turn_history_counts_only_its_events,
 }
 
 async fn concurrent_writers_number_events_without_gaps(test: TestStore) {
@@ -139,7 +140,7 @@ async fn skipped_event_is_not_sent_again(test: TestStore) {
 async fn history_size_is_the_size_of_its_events(test: TestStore) {
     let (one, two) = (test.session().await, test.session().await);
     // Alone, in a batch, and with another write.
-    test.commit(&one, vec![warning("first")]).await.unwrap();
+    test.commit(&one, vec![warning("first: 日本語")]).await.unwrap();
     let (a, b) = tokio::join!(
         test.commit(&one, vec![warning("second"), warning("third")]),
         test.commit(&two, vec![warning("other")]),
@@ -152,4 +153,19 @@ async fn history_size_is_the_size_of_its_events(test: TestStore) {
         let bytes = events.iter().map(size).sum::<usize>() as u64;
         assert_eq!(test.store.session_history_bytes(&session).await.unwrap(), Some(bytes));
     }
+}
+
+async fn turn_history_counts_only_its_events(test: TestStore) {
+    let (session, turn) = (test.session().await, TurnId::random());
+    let body = EventBody::TextDelta { text: "日本語".into() };
+    let of = |turn: &TurnId| Write::Event {
+        at: NOW,
+        turn: Some(turn.clone()),
+        body: Box::new(body.clone()),
+    };
+    let writes = vec![of(&turn), of(&TurnId::random()), warning("none"), of(&turn)];
+    test.commit(&session, writes).await.unwrap();
+    let bytes = serde_json::to_string(&body).unwrap().len() as u64;
+    assert_eq!(test.store.turn_history(&session, &turn).await.unwrap(), (2 * bytes, 2));
+    assert_eq!(test.store.turn_history(&session, &TurnId::random()).await.unwrap(), (0, 0));
 }
