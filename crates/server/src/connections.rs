@@ -32,13 +32,14 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::rate_limit::ipv6_prefix;
 use unproven::{Unproven, UnprovenGuard};
-use write_timeout::WriteTimeout;
+use write_timeout::{WriteLimits, WriteTimeout};
 
 // Applies to the first request of a connection and to the next one on a kept-alive connection.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 
-// A client that reads nothing of an event stream for this long resumes with its cursor.
-const UNREAD_TIMEOUT: Duration = Duration::from_secs(120);
+// The client of an event stream resumes with its cursor; others start again.
+const WRITE_LIMITS: WriteLimits =
+    WriteLimits { event_stream: Duration::from_secs(120), other: Duration::from_secs(30 * 60) };
 
 // The share of the places that the connections of one address without a token may take.
 const ADDRESS_SHARE: usize = 4;
@@ -127,7 +128,7 @@ impl Connection {
         // Events are small: without this the kernel would delay them by up to 40 ms.
         let _ = stream.set_nodelay(true);
         let (following, closed) = (Arc::new(AtomicBool::new(false)), guard.closed());
-        let stream = WriteTimeout::new(stream, UNREAD_TIMEOUT, Arc::clone(&following));
+        let stream = WriteTimeout::new(stream, WRITE_LIMITS, Arc::clone(&following));
         let service = hyper::service::service_fn(move |mut request: hyper::Request<Incoming>| {
             request.extensions_mut().insert(ConnectInfo(peer));
             guard.set_busy(true);

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 
+use futures_util::TryStreamExt;
 use harvest_proto::{Event, EventBody, SessionId, Timestamp, TurnId, bridge::OutboxEvent};
 use sqlx::AssertSqlSafe;
 
@@ -17,10 +18,14 @@ pub(crate) type NewEvents = Vec<(SessionId, Arc<Event>)>;
 
 const RANGE: &str =
     "SELECT seq, at, turn, body FROM events WHERE session = $1 AND seq > $2 ORDER BY seq LIMIT $3";
+// Of the events' texts. The last event of a page may exceed it.
+const PAGE_BYTES: usize = 256 * 1024;
+
 const STORED: &str = "SELECT stored FROM outboxes WHERE session = $1 AND epoch = $2";
 
 impl Store {
-    /// A session's events after number `after`, oldest first, at most `limit`.
+    /// A session's events after number `after`, oldest first, at most `limit`. A page ends early
+    /// after [`PAGE_BYTES`]: it is in memory while a client reads it.
     pub async fn event_list(
         &self,
         session: &SessionId,
@@ -29,7 +34,16 @@ impl Store {
     ) -> Result<Vec<Event>, StoreError> {
         let query =
             sqlx::query(RANGE).bind(session.to_string()).bind(bigint(after)).bind(i64::from(limit));
-        self.all(query, event).await
+        let mut rows = query.fetch(&self.readers);
+        let (mut events, mut bytes) = (Vec::new(), 0);
+        while bytes < PAGE_BYTES
+            && let Some(row) = rows.try_next().await?
+        {
+            bytes += row::text(&row, "body").map_or(0, |body| body.len());
+            let mut read: Vec<Event> = row::readable(std::slice::from_ref(&row), event)?;
+            events.append(&mut read);
+        }
+        Ok(events)
     }
 
     /// The highest stored outbox number of a sandbox.

@@ -1,5 +1,5 @@
-//! Closes a connection whose client has stopped reading an event stream: the client resumes with
-//! its cursor, and the server keeps neither its buffers nor its place.
+//! Closes a connection whose client has stopped reading, so that the server keeps neither its
+//! buffers nor its place. The client of an event stream resumes with its cursor.
 
 use std::{
     io,
@@ -17,19 +17,27 @@ use tokio::{
     time::{Instant, Sleep},
 };
 
-/// A connection that fails when a write makes no progress for `limit`, once `enabled`.
+/// How long a write may make no progress.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct WriteLimits {
+    pub(super) event_stream: Duration,
+    /// A terminal or a pager may wait for its user.
+    pub(super) other: Duration,
+}
+
+/// A connection that fails when a write makes no progress for too long.
 pub(super) struct WriteTimeout<T> {
     inner: T,
-    enabled: Arc<AtomicBool>,
-    limit: Duration,
+    /// The response is an event stream.
+    following: Arc<AtomicBool>,
+    limits: WriteLimits,
     /// Runs while a write waits for the client.
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
 impl<T> WriteTimeout<T> {
-    /// The timeout applies only while `enabled` is set: other responses may wait for a pager.
-    pub(super) fn new(inner: T, limit: Duration, enabled: Arc<AtomicBool>) -> Self {
-        Self { inner, enabled, limit, deadline: None }
+    pub(super) fn new(inner: T, limits: WriteLimits, following: Arc<AtomicBool>) -> Self {
+        Self { inner, following, limits, deadline: None }
     }
 
     fn check<R>(
@@ -37,11 +45,12 @@ impl<T> WriteTimeout<T> {
         context: &mut Context<'_>,
         result: Poll<io::Result<R>>,
     ) -> Poll<io::Result<R>> {
-        if result.is_ready() || !self.enabled.load(Ordering::Relaxed) {
+        if result.is_ready() {
             self.deadline = None;
             return result;
         }
-        let limit = self.limit;
+        let WriteLimits { event_stream, other } = self.limits;
+        let limit = if self.following.load(Ordering::Relaxed) { event_stream } else { other };
         let deadline = self
             .deadline
             .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(Instant::now() + limit)));
@@ -98,16 +107,14 @@ mod tests {
     use tokio::io::AsyncWriteExt;
 
     #[tokio::test]
-    async fn only_unread_event_streams_time_out() {
-        for enabled in [true, false] {
+    async fn each_unread_response_has_its_limit() {
+        let (short, hour) = (Duration::from_millis(10), Duration::from_secs(3600));
+        for (following, event_stream, other) in [(true, short, hour), (false, hour, short)] {
             let (ours, _theirs) = tokio::io::duplex(16);
-            let flag = Arc::new(AtomicBool::new(enabled));
-            let mut stream = WriteTimeout::new(ours, Duration::from_millis(10), flag);
-            let write = stream.write_all(&[0; 64]);
-            let written = tokio::time::timeout(Duration::from_millis(200), write).await;
-            let timed_out =
-                matches!(written, Ok(Err(error)) if error.kind() == io::ErrorKind::TimedOut);
-            assert_eq!(timed_out, enabled);
+            let flag = Arc::new(AtomicBool::new(following));
+            let mut stream = WriteTimeout::new(ours, WriteLimits { event_stream, other }, flag);
+            let error = stream.write_all(&[0; 64]).await.unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         }
     }
 }

@@ -38,7 +38,7 @@ pub(crate) struct EventQuery {
 /// Reads events: as server-sent events with `Accept: text/event-stream`, otherwise as a page.
 #[utoipa::path(get, path = "/v1/sessions/{session}/events", tag = "events",
     params(("after" = Option<u64>, Query, description = "The last event seen; from the beginning by default"),
-           ("limit" = Option<u32>, Query, description = "JSON only: 1 to 1000; 200 by default",
+           ("limit" = Option<u32>, Query, description = "JSON only: 1 to 1000; 200 by default. A page of large events ends earlier",
             minimum = 1, maximum = 1000),
            ("Last-Event-ID" = Option<u64>, Header, description = "Same as `after`; browsers send it when they reconnect")),
     responses(

@@ -1,7 +1,7 @@
 //! A session's events: replayed from the store, then followed as they are stored. A follower that
 //! falls behind reads from the store again, so it gets every event once and in order.
 
-use std::{collections::VecDeque, io, sync::Arc};
+use std::{collections::VecDeque, sync::Arc};
 
 use futures_util::stream::{self, BoxStream, StreamExt};
 use harvest_proto::{BlobId, Event, SessionId, api::Session};
@@ -11,12 +11,8 @@ use tokio::sync::broadcast::{self, error::RecvError};
 use super::Sessions;
 use crate::error::SessionError;
 
-// The events of a batch are in memory while a client does not read.
-const BATCH_BYTES: usize = 256 * 1024;
-
-// Large events first become known when they are read.
-const FIRST_BATCH: u32 = 16;
-const MAX_BATCH: u32 = 500;
+// Events per read of the store; large ones are fewer.
+const BATCH: u32 = 500;
 
 impl Sessions {
     /// A session's events after number `after`, at most `limit`.
@@ -52,7 +48,6 @@ impl Sessions {
             news,
             seen: after,
             read: VecDeque::new(),
-            batch: FIRST_BATCH,
             behind: true,
         };
         let events = stream::unfold(follower, |mut follower| async move {
@@ -77,8 +72,6 @@ struct Follower {
     news: broadcast::Receiver<Arc<Event>>,
     seen: u64,
     read: VecDeque<Event>,
-    /// The number of events to read at once.
-    batch: u32,
     /// The store may have more events than were read.
     behind: bool,
 }
@@ -91,12 +84,10 @@ impl Follower {
                 return Some(event);
             }
             if self.behind {
-                let read =
-                    self.store.event_list(&self.session, self.seen, self.batch).await.ok()?;
-                self.behind = read.len() == self.batch as usize;
-                self.batch = next_batch(self.batch, read.iter().map(size).sum());
+                let read = self.store.event_list(&self.session, self.seen, BATCH).await.ok()?;
+                self.behind = !read.is_empty();
                 self.read = read.into();
-                if !self.read.is_empty() {
+                if self.behind {
                     continue;
                 }
             }
@@ -109,50 +100,6 @@ impl Follower {
                 Ok(_) | Err(RecvError::Lagged(_)) => self.behind = true,
                 Err(RecvError::Closed) => return None,
             }
-        }
-    }
-}
-
-/// The number of events to read next, after a batch of this many bytes.
-fn next_batch(batch: u32, bytes: usize) -> u32 {
-    match bytes {
-        _ if bytes > BATCH_BYTES => (batch / 2).max(1),
-        _ if bytes < BATCH_BYTES / 4 => (batch * 2).min(MAX_BATCH),
-        _ => batch,
-    }
-}
-
-/// The size of an event as JSON.
-fn size(event: &Event) -> usize {
-    struct Count(usize);
-    impl io::Write for Count {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0 += bytes.len();
-            Ok(bytes.len())
-        }
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-    let mut count = Count(0);
-    serde_json::to_writer(&mut count, event).expect("an event holds only maps with text keys");
-    count.0
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn batches_of_large_events_are_small() {
-        let settle = |event_bytes: usize| {
-            (0..20).fold(FIRST_BATCH, |batch, _| next_batch(batch, batch as usize * event_bytes))
-        };
-        assert_eq!(settle(100), MAX_BATCH);
-        assert_eq!(settle(10 * BATCH_BYTES), 1);
-        for event_bytes in [1_000, 20_000, 100_000] {
-            let bytes = settle(event_bytes) as usize * event_bytes;
-            assert!(bytes <= BATCH_BYTES, "{event_bytes}: {bytes}");
         }
     }
 }

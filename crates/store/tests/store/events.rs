@@ -12,6 +12,7 @@ on_both! {
     each_epoch_has_its_own_outbox_numbers,
     followers_see_stored_events_in_order,
     events_are_listed_after_a_number,
+    page_of_large_events_ends_early,
     event_queries_use_the_primary_key,
     skipped_event_is_not_sent_again,
     history_size_is_the_size_of_its_events,
@@ -112,6 +113,18 @@ async fn events_are_listed_after_a_number(test: TestStore) {
         test.store.event_list(&other, 40, 3).await.unwrap().iter().map(|event| event.seq).collect();
     assert_eq!(range, [41, 42, 43]);
     assert_eq!(test.store.event_list(&SessionId::random(), 0, 3).await.unwrap(), []);
+}
+
+async fn page_of_large_events_ends_early(test: TestStore) {
+    let session = test.session().await;
+    let large = "x".repeat(100_000);
+    for _ in 0..10 {
+        test.commit(&session, vec![warning(&large)]).await.unwrap();
+    }
+    assert_eq!(test.store.event_list(&session, 0, 1000).await.unwrap().len(), 3);
+    assert_eq!(test.seqs(&session).await, (1..=10).collect::<Vec<_>>());
+    test.commit(&session, vec![warning(&large.repeat(10))]).await.unwrap();
+    assert_eq!(test.store.event_list(&session, 10, 1000).await.unwrap().len(), 1, "at least one");
 }
 
 async fn event_queries_use_the_primary_key(test: TestStore) {

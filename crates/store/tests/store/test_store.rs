@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use harvest_e2e::{Database, Postgres};
 use harvest_proto::{
-    AgentName, EventBody, NetworkPolicy, PromptId, SessionId, Timestamp,
+    AgentName, Event, EventBody, NetworkPolicy, PromptId, SessionId, Timestamp,
     api::{PromptStatus, Role, Token},
     bridge::{Author, OutboxEvent},
 };
@@ -162,8 +162,20 @@ impl TestStore {
     }
 
     pub(crate) async fn seqs(&self, session: &SessionId) -> Vec<u64> {
-        let events = self.store.event_list(session, 0, 100_000).await.unwrap();
-        events.iter().map(|event| event.seq).collect()
+        all_events(&self.store, session).await.iter().map(|event| event.seq).collect()
+    }
+}
+
+/// All events of a session, page by page.
+pub(crate) async fn all_events(store: &Store, session: &SessionId) -> Vec<Event> {
+    let mut events: Vec<Event> = Vec::new();
+    loop {
+        let last = events.last().map_or(0, |event| event.seq);
+        let page = store.event_list(session, last, 100_000).await.unwrap();
+        if page.is_empty() {
+            return events;
+        }
+        events.extend(page);
     }
 }
 

@@ -9,7 +9,7 @@ use harvest_proto::{EventBody, SessionId};
 use harvest_store::Lease;
 
 use super::run_ignored;
-use crate::test_store::{NOW, TestStore, on_both, warning};
+use crate::test_store::{NOW, TestStore, all_events, on_both, warning};
 
 on_both! { a_kill_in_the_middle_loses_nothing_that_was_acknowledged }
 
@@ -32,7 +32,7 @@ async fn a_kill_in_the_middle_loses_nothing_that_was_acknowledged(test: TestStor
     assert!(acknowledged.len() >= 40, "the child exited early");
 
     let reopened = test.database.store().await;
-    let events = reopened.event_list(&session, 0, 100_000).await.unwrap();
+    let events = all_events(&reopened, &session).await;
     assert_eq!(
         events.iter().map(|event| event.seq).collect::<Vec<_>>(),
         (1..=events.len() as u64).collect::<Vec<_>>()
