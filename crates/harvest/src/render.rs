@@ -336,7 +336,7 @@ fn state_changed(state: SessionState, reason: StateReason, detail: Option<&str>)
         SessionState::Archived => vec!["Archived".into()],
         // Every new session starts with this state.
         SessionState::Queued if reason != StateReason::Created => {
-            vec![format!("Waiting for a free slot: {why}")]
+            vec![format!("Waiting for a free slot ({why})")]
         }
         _ => vec![],
     }

@@ -61,6 +61,9 @@ impl ActivityTracker {
                 reason: StateReason::Created,
                 ..
             } => Change::Begin("Starting".to_owned()),
+            EventBody::StateChanged { state: SessionState::Queued, detail: Some(why), .. } => {
+                Change::Begin(format!("{SLOT} ({why})"))
+            }
             EventBody::StateChanged { state, .. } => self.state_changed(*state),
             EventBody::Waiting { position } if *position > 1 => {
                 Change::Rename(format!("{SLOT} (position {position})"))
@@ -166,6 +169,13 @@ mod tests {
         assert_eq!(after(vec![created]), doing("Starting", 1));
         let queued = || state(SessionState::Queued);
         assert_eq!(after(vec![queued()]), doing("Waiting for a free slot", 1));
+        let full = EventBody::StateChanged {
+            state: SessionState::Queued,
+            reason: StateReason::LimitSandboxes,
+            detail: Some("8 of 8 sandboxes in use".to_owned()),
+        };
+        let waits = "Waiting for a free slot (8 of 8 sandboxes in use)";
+        assert_eq!(after(vec![full]), doing(waits, 1));
         let moved = EventBody::Waiting { position: 3 };
         assert_eq!(after(vec![queued(), moved]), doing("Waiting for a free slot (position 3)", 1));
         let setup = EventBody::BootPhase {

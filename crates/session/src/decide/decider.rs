@@ -421,7 +421,7 @@ impl<'a> Decider<'a> {
                     if let Some(waiting) = self.state.waiting.filter(|_| !self.state.is_new()) =>
                 {
                     let limit = waiting.limit;
-                    with(SessionState::Queued, limit.reason(), limit.describe())
+                    with(SessionState::Queued, limit.reason(), &limit.describe())
                 }
                 Mode::Paused { reason } => show(SessionState::Paused, *reason),
                 Mode::Failed { reason, detail } => with(SessionState::Failed, *reason, detail),

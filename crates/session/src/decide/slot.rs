@@ -19,10 +19,10 @@ pub struct Waiting {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Limit {
-    /// The sandbox limit of the server is reached.
-    Sandboxes,
-    /// The sandbox limit of the user is reached.
-    User,
+    /// The sandbox limit of the server, this many, is reached.
+    Sandboxes(usize),
+    /// The sandbox limit of the user, this many, is reached.
+    User(usize),
     /// The server is starting or shutting down.
     Closed,
 }
@@ -31,18 +31,29 @@ impl Limit {
     #[must_use]
     pub const fn reason(self) -> StateReason {
         match self {
-            Self::Sandboxes => StateReason::LimitSandboxes,
-            Self::User => StateReason::LimitUser,
+            Self::Sandboxes(_) => StateReason::LimitSandboxes,
+            Self::User(_) => StateReason::LimitUser,
             Self::Closed => StateReason::ServerBusy,
         }
     }
 
+    /// Why one more sandbox waits.
     #[must_use]
-    pub const fn describe(self) -> &'static str {
+    pub fn describe(self) -> String {
         match self {
-            Self::Sandboxes => "sandbox limit reached",
-            Self::User => "sandbox limit of this user reached",
-            Self::Closed => "the server is starting or shutting down",
+            Self::Sandboxes(limit) => format!("{limit} of {limit} sandboxes in use"),
+            Self::User(limit) => format!("{limit} of {limit} sandboxes of this user in use"),
+            Self::Closed => "the server is starting or shutting down".to_owned(),
+        }
+    }
+
+    /// Why any number of sandboxes is refused.
+    #[must_use]
+    pub fn describe_refusal(self) -> String {
+        match self {
+            Self::Sandboxes(limit) => format!("sandbox limit reached: {limit}"),
+            Self::User(limit) => format!("sandbox limit of this user reached: {limit}"),
+            Self::Closed => "the server is starting or shutting down".to_owned(),
         }
     }
 }

@@ -28,7 +28,7 @@ pub enum SandboxError {
     #[error("{what}")]
     NoSpace { what: String, hint: String },
     /// A sandbox limit is reached.
-    #[error("{}", limit.describe())]
+    #[error("{}", limit.describe_refusal())]
     LimitReached {
         limit: Limit,
         hint: &'static str,
@@ -173,11 +173,11 @@ impl From<SlotRefusal> for SandboxError {
         let hint = match limit {
             Limit::Closed => "try again in a moment",
             _ if releasing => "an idle session is freeing its slot: try again in a moment",
-            Limit::Sandboxes => {
+            Limit::Sandboxes(_) => {
                 "stop one with `harvest sandbox stop SANDBOX` or `harvest pause SESSION` \
                  (`harvest sandbox ls` lists them), or raise `limits.sandboxes`"
             }
-            Limit::User => {
+            Limit::User(_) => {
                 "stop one with `harvest sandbox stop SANDBOX` or `harvest pause SESSION` \
                  (`harvest sandbox ls` lists them), or raise `limits.sandboxes_per_user`"
             }

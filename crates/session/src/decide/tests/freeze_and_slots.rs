@@ -117,7 +117,9 @@ fn new_session_is_queued_from_its_creation() {
         PublicState { state: SessionState::Queued, reason: StateReason::Created }
     );
     assert_eq!(sim.state.position(), None);
-    sim.input(Input::SlotQueued { sequence: 7, limit: Limit::Sandboxes, position: 2 });
+    sim.input(Input::SlotQueued { sequence: 7, limit: Limit::Sandboxes(8), position: 2 });
+    let described = Limit::Sandboxes(8).describe();
+    assert_eq!(described, "8 of 8 sandboxes in use");
     assert_eq!(
         sim.state.public,
         PublicState { state: SessionState::Queued, reason: StateReason::LimitSandboxes }

@@ -113,7 +113,7 @@ impl Simulation {
         let (claims, full, sequence) = (Cell::new(0), self.full, self.sequences + 1);
         let claim_slot = || {
             claims.set(claims.get() + 1);
-            let queued = SlotClaim::Queued { limit: Limit::Sandboxes, position: 1 };
+            let queued = SlotClaim::Queued { limit: Limit::Sandboxes(1), position: 1 };
             (if full { queued } else { SlotClaim::Granted }, sequence)
         };
         let decision = decide_with(&StepContext {

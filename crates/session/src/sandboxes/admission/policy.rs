@@ -246,7 +246,7 @@ impl SlotPolicy {
         idle.sort();
         let mut requested = Vec::new();
         for (limit, user) in blocked {
-            let fits = |other: &String| limit != Limit::User || *other == user;
+            let fits = |other: &String| !matches!(limit, Limit::User(_)) || *other == user;
             if let Some(found) = releasing.iter().position(fits) {
                 releasing.remove(found);
             } else if let Some(found) = idle.iter().position(|(_, _, other)| fits(other)) {
@@ -298,9 +298,10 @@ impl SlotPolicy {
     /// The limit for which a user gets no further slot.
     fn reached(&self, user: &str, total: usize, users: &HashMap<String, usize>) -> Option<Limit> {
         let used = users.get(user).copied().unwrap_or(0);
-        if self.limits.sandboxes_per_user.is_some_and(|limit| used >= limit) {
-            return Some(Limit::User);
+        let sandboxes = self.limits.sandboxes;
+        match self.limits.sandboxes_per_user.filter(|limit| used >= *limit) {
+            Some(limit) => Some(Limit::User(limit)),
+            None => (total >= sandboxes).then_some(Limit::Sandboxes(sandboxes)),
         }
-        (total >= self.limits.sandboxes).then_some(Limit::Sandboxes)
     }
 }

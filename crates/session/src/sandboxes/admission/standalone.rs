@@ -100,15 +100,15 @@ impl SlotPolicy {
         let over = |used: usize, limit: usize| (used + new).saturating_sub(limit).min(new);
         match (over(of_user, per_user), over(total, self.limits.sandboxes)) {
             (0, 0) => None,
-            (0, missing) => Some((Limit::Sandboxes, missing)),
-            (missing, _) => Some((Limit::User, missing)),
+            (0, missing) => Some((Limit::Sandboxes(self.limits.sandboxes), missing)),
+            (missing, _) => Some((Limit::User(per_user), missing)),
         }
     }
 
     fn maximum(&self, limit: Limit) -> usize {
         match limit {
-            Limit::User => self.limits.sandboxes_per_user.unwrap_or(usize::MAX),
-            Limit::Sandboxes | Limit::Closed => self.limits.sandboxes,
+            Limit::User(limit) | Limit::Sandboxes(limit) => limit,
+            Limit::Closed => self.limits.sandboxes,
         }
     }
 
@@ -118,7 +118,7 @@ impl SlotPolicy {
             SlotState::Holding { idle_since, releasing } => releasing || idle_since.is_some(),
             _ => false,
         };
-        let fits = |holder: &&Holder| limit != Limit::User || holder.user == user;
+        let fits = |holder: &&Holder| !matches!(limit, Limit::User(_)) || holder.user == user;
         self.holders.values().filter(releasable).filter(fits).count()
     }
 }

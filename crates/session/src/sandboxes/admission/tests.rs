@@ -182,7 +182,7 @@ fn waiting_session_gets_the_longest_idle_slot() {
     (0..4).for_each(|index| sim.request(index));
     let waits = |position| Notice::Queued {
         sequence: u64::from(position),
-        limit: Limit::Sandboxes,
+        limit: Limit::Sandboxes(2),
         position,
     };
     assert_eq!(
@@ -231,7 +231,7 @@ fn user_limit_does_not_block_other_users() {
     sim.request(2);
     sim.request(1);
     assert!(matches!(sim.sessions[1].2, SlotState::Holding { .. }), "another user's");
-    let told = Notice::Queued { sequence: 1, limit: Limit::User, position: 1 };
+    let told = Notice::Queued { sequence: 1, limit: Limit::User(1), position: 1 };
     assert_eq!(sim.notices, [(sim.sessions[2].0.clone(), told)]);
     sim.idle(1);
     assert_eq!(sim.notices.len(), 1, "another user's slot would not help");
@@ -258,12 +258,12 @@ fn standalone_sandbox_takes_a_slot_or_is_refused() {
     assert_eq!(sim.create_standalone(0), Ok(()));
     sim.request(0);
     sim.request(1);
-    let waits = Notice::Queued { sequence: 2, limit: Limit::Sandboxes, position: 1 };
+    let waits = Notice::Queued { sequence: 2, limit: Limit::Sandboxes(2), position: 1 };
     assert_eq!(sim.notices, [(sim.sessions[1].0.clone(), waits)], "the session waits");
     sim.notices.clear();
     assert_eq!(
         sim.create_standalone(1),
-        Err(refusal(Limit::Sandboxes, false)),
+        Err(refusal(Limit::Sandboxes(2), false)),
         "a standalone sandbox is not queued"
     );
     sim.stop_standalone(0);
@@ -284,7 +284,7 @@ fn refused_claim_requests_an_idle_slot_once() {
     sim.request(0);
     sim.request(1);
     sim.idle(1);
-    let refused = Err(refusal(Limit::Sandboxes, true));
+    let refused = Err(refusal(Limit::Sandboxes(2), true));
     assert_eq!((sim.create_standalone(0), sim.create_standalone(0)), (refused, refused));
     assert_eq!(sim.notices, [(sim.sessions[1].0.clone(), Notice::ReleaseRequested)]);
     sim.deliver();
@@ -298,7 +298,7 @@ fn claim_without_request_releases_nothing() {
     sim.request(0);
     sim.idle(0);
     let (claimed, notices) = sim.policy.claim_standalone(&[SandboxId::random()], None, false);
-    assert_eq!((claimed, notices), (Err(refusal(Limit::Sandboxes, true)), Vec::new()));
+    assert_eq!((claimed, notices), (Err(refusal(Limit::Sandboxes(1), true)), Vec::new()));
 }
 
 #[test]
@@ -311,14 +311,14 @@ fn release_is_requested_only_if_it_suffices() {
     for (forks, can_succeed) in [(2, true), (4, false)] {
         let forks: Vec<_> = (0..forks).map(|_| SandboxId::random()).collect();
         let (claimed, notices) = sim.policy.claim_standalone(&forks, None, true);
-        let refused = SlotRefusal { limit: Limit::Sandboxes, releasing: false, can_succeed };
+        let refused = SlotRefusal { limit: Limit::Sandboxes(3), releasing: false, can_succeed };
         assert_eq!(claimed, Err(refused));
         assert_eq!(notices, []);
     }
     sim.idle(2);
     let forks = [SandboxId::random(), SandboxId::random()];
     let (claimed, notices) = sim.policy.claim_standalone(&forks, None, true);
-    assert_eq!(claimed, Err(refusal(Limit::Sandboxes, true)));
+    assert_eq!(claimed, Err(refusal(Limit::Sandboxes(3), true)));
     assert_eq!(notices.len(), 2);
 }
 
@@ -329,7 +329,7 @@ fn user_limit_counts_sessions_and_standalone_sandboxes() {
     assert_eq!(sim.create_standalone(0), Ok(()));
     let forks = [SandboxId::random(), SandboxId::random()];
     let (claimed, _) = sim.policy.claim_standalone(&forks, Some("user0"), true);
-    assert_eq!(claimed, Err(refusal(Limit::User, false)));
+    assert_eq!(claimed, Err(refusal(Limit::User(3), false)));
     assert_eq!(sim.create_standalone(0), Ok(()), "the refused claim took no slot");
     assert_eq!(sim.create_standalone(1), Ok(()), "the limit is per user");
     assert!(
