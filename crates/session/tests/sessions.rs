@@ -352,7 +352,7 @@ async fn failed_build_keeps_previous_build() {
     let ServerParts { repositories, sessions, .. } =
         harness.serve_parts(harness.lease().await).await;
     let lines: Vec<harvest_proto::api::BuildLine> =
-        repositories.build(&demo()).await.unwrap().collect().await;
+        repositories.build(&demo(), &ada().email).await.unwrap().collect().await;
     let stateless = |spec: &SandboxSpec| spec.state.is_none();
     assert!(harness.fake.created().iter().all(stateless), "builds mount no state volume");
     let Some(harvest_proto::api::BuildLine::Built { build }) = lines.last() else {
@@ -361,7 +361,7 @@ async fn failed_build_keeps_previous_build() {
     assert_eq!(build.check, None, "the repository has no check");
     harness.fake.set_boot_failing(true);
     let lines: Vec<harvest_proto::api::BuildLine> =
-        repositories.build(&demo()).await.unwrap().collect().await;
+        repositories.build(&demo(), &ada().email).await.unwrap().collect().await;
     assert!(
         matches!(lines.last(), Some(harvest_proto::api::BuildLine::Failed { message, .. }) if message.contains("made to fail by the test"))
     );

@@ -103,9 +103,10 @@ async fn repository_delete(
         description = "One JSON object per line; the last is `built` or `failed`")))]
 async fn repository_build(
     State(state): State<ServerState>,
+    Authenticated(token): Authenticated,
     Path((owner, name)): Path<(String, String)>,
 ) -> Result<Response, ApiError> {
-    let lines = state.repositories.build(&named(&owner, &name)?).await?;
+    let lines = state.repositories.build(&named(&owner, &name)?, &token.user.email).await?;
     Ok(stream::lines(lines, state.shutdown))
 }
 

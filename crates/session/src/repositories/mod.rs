@@ -20,6 +20,7 @@ use harvest_store::{Store, StoreError};
 use tokio::sync::mpsc;
 
 use crate::{
+    check_slots::CheckSlot,
     checkout,
     ephemeral::{EphemeralDoor, EphemeralError, EphemeralSandbox},
     error::SessionError,
@@ -187,13 +188,15 @@ impl Repositories {
         Ok(())
     }
 
-    /// Prebuilds a repository. The build continues when the stream is dropped.
+    /// Prebuilds a repository for a user, whose e-mail address decides when it is the build's turn.
+    /// The build continues when the stream is dropped.
     ///
     /// # Errors
     /// When the repository does not exist or is already being built.
     pub async fn build(
         &self,
         name: &RepositoryName,
+        user: &str,
     ) -> Result<BoxStream<'static, BuildLine>, SessionError> {
         let repository = self.get(name).await?;
         let (snapshot, sandbox) = (SnapshotId::random(), SandboxId::random());
@@ -209,10 +212,14 @@ impl Repositories {
             }
         })?;
         let (progress, lines) = mpsc::unbounded_channel();
-        let repositories = self.clone();
+        // E-mail addresses are compared without case.
+        let (repositories, user) = (self.clone(), user.to_lowercase());
         self.shared.sandboxes.tasks.spawn(async move {
+            // The time limit starts once the build has a slot.
+            let slot = repositories.shared.sandboxes.checks.acquire(&user).await;
             let last =
-                build_and_publish(&repositories, &repository, &snapshot, sandbox, &progress).await;
+                build_and_publish(&repositories, &repository, &snapshot, sandbox, &progress, slot)
+                    .await;
             let _ = progress.send(last);
         });
         Ok(stream::unfold(lines, async |mut lines| lines.recv().await.map(|line| (line, lines)))
@@ -245,9 +252,6 @@ impl Repositories {
     }
 }
 
-/// Builds take turns with the users' checks as one more user; no e-mail address equals it.
-const BUILDS: &str = "builds";
-
 type Progress = mpsc::UnboundedSender<BuildLine>;
 
 async fn build_and_publish(
@@ -256,16 +260,14 @@ async fn build_and_publish(
     snapshot: &SnapshotId,
     sandbox: SandboxId,
     progress: &Progress,
+    slot: CheckSlot,
 ) -> BuildLine {
     let shared = &repositories.shared;
     let limit = shared.sandboxes.timeouts.build;
-    let built = {
-        // The time limit starts once the build has a slot.
-        let _slot = shared.sandboxes.checks.acquire(BUILDS).await;
-        let build = build(repositories, repository, snapshot, sandbox, progress);
-        let timed_out = Err(EphemeralError::TimedOut { limit });
-        tokio::time::timeout(limit, build).await.unwrap_or(timed_out)
-    };
+    let timed_out = Err(EphemeralError::TimedOut { limit });
+    let build = build(repositories, repository, snapshot, sandbox, progress);
+    let built = tokio::time::timeout(limit, build).await.unwrap_or(timed_out);
+    drop(slot);
     let failed = |code: &str, message: String| BuildLine::Failed { code: code.to_owned(), message };
     let build = match built {
         Ok(build) => build,

@@ -4,7 +4,7 @@
 use harvest_proto::api::{AllowedName, NameSource};
 use sqlx::{AssertSqlSafe, Connection, SqliteConnection};
 
-use super::*;
+use super::{removal::eventually, *};
 
 /// Runs a statement on the database of the store.
 pub(super) async fn sql(harness: &Harness, statement: String) {
@@ -136,7 +136,7 @@ async fn close_removes_sandbox_of_running_build() {
     let ServerParts { repositories, sessions, .. } =
         harness.serve_parts(harness.lease().await).await;
     harness.fake.set_boot_hanging();
-    let _build = repositories.build(&demo()).await.unwrap();
+    let _build = repositories.build(&demo(), &ada().email).await.unwrap();
     let started = async {
         while harness.fake.sandboxes().is_empty() {
             tokio::task::yield_now().await;
@@ -146,6 +146,25 @@ async fn close_removes_sandbox_of_running_build() {
     sessions.close().await;
     assert!(harness.fake.sandboxes().is_empty());
     assert!(repositories.get(&demo()).await.unwrap().build.is_none(), "the build had not finished");
+}
+
+#[tokio::test]
+async fn builds_of_one_user_leave_a_slot() {
+    let mut harness = Harness::new().await;
+    harness.config.limits.checks = 2;
+    let ServerParts { repositories, sessions, .. } =
+        harness.serve_parts(harness.lease().await).await;
+    harness.fake.set_boot_hanging();
+    let mut builds = Vec::new();
+    for (name, user) in
+        [("a", "ada@example.org"), ("b", "Ada@example.org"), ("c", "bob@example.org")]
+    {
+        let url = format!("https://example.org/me/{name}.git");
+        let added = repositories.add(AddRepository { url, ..AddRepository::default() }).await;
+        builds.push(repositories.build(&added.unwrap().name, user).await.unwrap());
+    }
+    eventually("two users build", || harness.fake.created().len() == 2).await;
+    sessions.close().await;
 }
 
 #[tokio::test]
@@ -221,7 +240,7 @@ async fn build_reports_refused_connections() {
     // The build stops with the last handle of the sessions.
     let parts = harness.serve_parts(harness.lease().await).await;
     let lines: Vec<harvest_proto::api::BuildLine> =
-        parts.repositories.build(&demo()).await.unwrap().collect().await;
+        parts.repositories.build(&demo(), &ada().email).await.unwrap().collect().await;
     let refused = |line: &harvest_proto::api::BuildLine| matches!(line, harvest_proto::api::BuildLine::EgressRefused { name, .. } if name == "example.org");
     assert!(lines.iter().any(refused), "{lines:?}");
 }
@@ -233,7 +252,7 @@ async fn repository_keeps_last_two_builds() {
     let mut built = Vec::new();
     for _ in 0..4 {
         let lines: Vec<harvest_proto::api::BuildLine> =
-            parts.repositories.build(&demo()).await.unwrap().collect().await;
+            parts.repositories.build(&demo(), &ada().email).await.unwrap().collect().await;
         let Some(harvest_proto::api::BuildLine::Built { build }) = lines.last() else {
             panic!("{lines:?}")
         };
