@@ -59,6 +59,7 @@ impl<'a> Decider<'a> {
             Input::StopSaveFailed { snapshot, detail, found } => {
                 self.stop_save_failed(&snapshot, detail, found.as_ref())
             }
+            Input::Reviewed { failed_checks } => self.state.failed_checks = failed_checks,
             Input::Touched => self.touched(),
             Input::Tick => self.tick(),
             input => self.apply_sandbox_input(input),
@@ -181,6 +182,7 @@ impl<'a> Decider<'a> {
             turn: turn.clone(),
             number,
             since: self.context.now,
+            failed_checks: self.state.failed_checks.take(),
             prompt_accepted: false,
             stopping: None,
             question: None,

@@ -203,6 +203,11 @@ pub enum Input {
     Discarded {
         epoch: u64,
     },
+    /// Pushed commits were checked.
+    Reviewed {
+        /// What the next prompt tells the agent.
+        failed_checks: Option<String>,
+    },
     /// The sandbox was used by other means than a prompt.
     Touched,
     /// A deadline may have passed.

@@ -48,6 +48,8 @@ pub struct State {
     pub restoring: Option<Restoring>,
     /// When a start or save that failed is retried without a request.
     pub retry_at: Option<Timestamp>,
+    /// What the next prompt tells the agent about failed checks.
+    pub failed_checks: Option<String>,
     /// This server shuts down. Not stored: the next server does not.
     #[serde(skip)]
     pub suspending: bool,
@@ -154,6 +156,8 @@ pub struct Turn {
     pub turn: TurnId,
     pub number: u32,
     pub since: Timestamp,
+    /// What the prompt tells the agent about failed checks, until it is accepted.
+    pub failed_checks: Option<String>,
     /// The supervisor has confirmed that it has the prompt.
     pub prompt_accepted: bool,
     /// When the stop of the turn was requested.
@@ -279,6 +283,7 @@ impl State {
             yielding_slot: false,
             restoring: None,
             retry_at: None,
+            failed_checks: None,
             suspending: false,
         }
     }

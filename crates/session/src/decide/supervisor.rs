@@ -105,7 +105,7 @@ impl Decider<'_> {
         if let SandboxState::Ready { activity: Activity::Turn(turn), .. } = &mut self.state.sandbox
             && turn.prompt == *prompt
         {
-            turn.prompt_accepted = true;
+            (turn.prompt_accepted, turn.failed_checks) = (true, None);
             self.state.has_conversation = true;
             self.state.start_failures.clear();
         }

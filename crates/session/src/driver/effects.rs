@@ -223,11 +223,12 @@ impl Driver {
 
     async fn send(&mut self, prompt: PromptId, turn: TurnId, number: u32) {
         let Some(row) = self.prompt(&prompt).await else { return };
+        let failed_checks = self.state.turn().and_then(|turn| turn.failed_checks.clone());
         let order = TurnRequest {
             prompt: prompt.clone(),
             turn,
             number,
-            text: self.failed_checks.take().unwrap_or_default() + &row.text,
+            text: failed_checks.unwrap_or_default() + &row.text,
             author: row.author,
         };
         let posted = self.post(|id| ToSupervisor::Prompt { id, prompt: Box::new(order) });

@@ -117,8 +117,6 @@ pub(crate) struct Driver {
     attached: Vec<AbortHandle>,
     /// A review runs; `true` when another one must follow it.
     reviewing: Option<bool>,
-    /// What the next prompt tells the agent about failed checks. A restart forgets it.
-    failed_checks: Option<String>,
     freezer: Option<freezer::Freezer>,
     /// The number of detached commands in the sandbox, as last reported by its supervisor.
     detached: u32,
@@ -166,7 +164,6 @@ impl Driver {
             door: None,
             attached: Vec::new(),
             reviewing: None,
-            failed_checks: None,
             freezer: None,
             detached: 0,
         });
@@ -281,7 +278,6 @@ impl Driver {
         self.state.is_resting(&self.shared.timeouts)
             && self.state.queue.is_empty()
             && self.reviewing.is_none()
-            && self.failed_checks.is_none()
             && self.connection.is_none()
             && self.attached.iter().all(AbortHandle::is_finished)
             && self.reports.is_empty()
@@ -385,13 +381,13 @@ impl Driver {
                 Ok(())
             }
             TaskReport::Reviewed(results) => {
-                if !results.is_empty() {
-                    self.failed_checks = describe_failures(&results);
-                }
                 if self.reviewing.take() == Some(true) {
                     self.review();
                 }
-                Ok(())
+                if results.is_empty() {
+                    return Ok(());
+                }
+                self.input(Input::Reviewed { failed_checks: describe_failures(&results) }).await
             }
         }
     }

@@ -69,6 +69,23 @@ fn full_disk_is_retried_after_breaker_window() {
 }
 
 #[test]
+fn failed_check_is_told_to_the_next_prompt() {
+    let note = || Some("it failed".to_owned());
+    let told = |sim: &Simulation| sim.state.turn().and_then(|turn| turn.failed_checks.clone());
+    let mut sim = ready();
+    sim.input(Input::Reviewed { failed_checks: note() });
+    sim.crash();
+    run(&mut sim);
+    sim.prompt(false);
+    assert_eq!((told(&sim), &sim.state.failed_checks), (note(), &None));
+    // The supervisor does not have the prompt: it is sent again with the note.
+    sim.crash();
+    assert_eq!(told(&sim), note());
+    run(&mut sim);
+    assert_eq!(told(&sim), None, "the prompt is accepted");
+}
+
+#[test]
 fn retry_ends_with_what_it_was_for() {
     let fail = |sim: &mut Simulation, cause| {
         let epoch = sim.state.epoch;
