@@ -31,6 +31,9 @@ pub struct Command {
     /// Keep the command running when the connection ends; output from then on is lost. Not allowed
     /// together with a terminal.
     pub detached: bool,
+    /// Other processes of the user cannot trace the command or open its descriptors. This ends when
+    /// it executes another program.
+    pub undumpable: bool,
 }
 
 /// The pseudo-terminal of a command.

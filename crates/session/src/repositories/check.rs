@@ -20,22 +20,91 @@ pub(crate) const CHECK: &str = ".harvest/check.sh";
 
 const RUN: &str = "if [ -x .harvest/check.sh ]; then exec ./.harvest/check.sh; else exec sh .harvest/check.sh; fi";
 
-// Without write permission, a running shell cannot be made to read other lines, and the user who
-// owns the folder can only put another file in its place.
-const SEAL: &str = "test -f .harvest/check.sh || exit 0; chown 0:0 .harvest/check.sh && chmod a-w .harvest/check.sh";
+// The shell's exit code for a missing command.
+const NOT_FOUND: Exit = Exit::Code(127);
 
-/// Makes the check's script unchangeable for the code that it runs, which could otherwise rewrite
-/// the rest of it and so its verdict. Only for sandboxes whose disk is not kept.
-pub(crate) async fn seal(
+/// Puts a copy of the script in its place that belongs to root, in folders where the sticky bit
+/// keeps the user from renaming it or a folder above it. A copy, because a process that has the
+/// file open could still write to it. Prints `sealed` and the first line of an executable script;
+/// nothing if there is no script.
+const SEAL: &str = r#"set -eu
+PATH=/usr/sbin:/usr/bin:/sbin:/bin
+cd /
+[ -f "$1/.harvest/check.sh" ] || exit 0
+for folder in "$(dirname "$1")" "$1" "$1/.harvest"; do
+  chown -h 0 "$folder"
+  if [ -L "$folder" ]; then echo "$folder is a symbolic link"; exit 1; fi
+  chmod g+rwx,+t "$folder"
+done
+script=$1/.harvest/check.sh
+mode=444
+[ ! -x "$script" ] || mode=555
+copy=$(mktemp "$script.XXXXXX")
+cat "$script" > "$copy"
+chmod "$mode" "$copy"
+mv -fT "$copy" "$script"
+echo sealed
+[ "$mode" = 444 ] || head -c 255 "$script" | head -n 1
+"#;
+
+/// Makes the check's script unchangeable for the code that it runs. Returns the arguments that
+/// start it, or `None` if there is no script.
+async fn seal(
     bridge: &Bridge,
     repository: &RepositoryName,
-) -> Result<(), EphemeralError> {
+) -> Result<Option<Vec<String>>, EphemeralError> {
     let folder = &repository.folder().path();
-    let command = checkout::command(&["sh", "-c", SEAL], folder, 60_000);
+    let command = checkout::command(&["/bin/sh", "-c", SEAL, "sh", folder], "/", 60_000);
     let sealed = bridge.run_command(Command { user: Some("root".to_owned()), ..command }).await?;
-    match sealed.ok() {
-        true => Ok(()),
-        false => Err(EphemeralError::Other(format!("cannot protect {CHECK}: {}", sealed.tail()))),
+    let printed = sealed.tail();
+    if !sealed.ok() {
+        return Err(EphemeralError::Other(format!("cannot protect {CHECK}: {printed}")));
+    }
+    let mut lines = printed.lines();
+    Ok(lines.next().map(|_sealed| arguments(lines.next().unwrap_or_default())))
+}
+
+/// The arguments that start a script with this first line in one exec: its process is protected by
+/// an exec, and one more, such as that of `env`, would end it.
+fn arguments(first_line: &str) -> Vec<String> {
+    let script = format!("./{CHECK}");
+    let Some(interpreter) = first_line.strip_prefix("#!").map(str::trim) else {
+        return vec!["/bin/sh".to_owned(), script];
+    };
+    let mut words = interpreter.split_whitespace();
+    let is_env = words.next().is_some_and(|program| program.rsplit('/').next() == Some("env"));
+    let words: Vec<&str> = words.skip_while(|word| *word == "-S").collect();
+    let is_plain = |word: &&str| !word.contains(['\\', '"', '\'', '$', '=']);
+    match words.first() {
+        Some(program) if is_env && !program.starts_with('-') && words.iter().all(is_plain) => {
+            words.into_iter().map(str::to_owned).chain([script]).collect()
+        }
+        _ => vec![script],
+    }
+}
+
+/// Runs the check on the only checkout of a sandbox whose disk is not kept, so that the code it
+/// runs can change neither the script nor the memory of the script's process, and so the verdict.
+pub(crate) async fn run_sealed(
+    bridge: &Bridge,
+    repository: &RepositoryName,
+    commit: String,
+    limit: Duration,
+) -> Result<Evidence, EphemeralError> {
+    let none = none_declared(repository, commit);
+    let Some(argv) = seal(bridge, repository).await? else { return Ok(none) };
+    let command = checkout::command(&[], &repository.folder().path(), millis(limit));
+    let safe = [("COUNT", "1"), ("KEY_0", "safe.directory"), ("VALUE_0", "*")];
+    // Git refuses a checkout that belongs to another user.
+    let env = safe.map(|(name, value)| (format!("GIT_CONFIG_{name}"), value.to_owned())).into();
+    match run_script(bridge, Command { argv, env, undumpable: true, ..command }, none.clone()).await
+    {
+        // As from a shell, for example if the interpreter is not installed.
+        Err(BridgeError::Fault(fault)) => {
+            let outcome = CheckOutcome::Failed;
+            Ok(Evidence { outcome, exit: NOT_FOUND, tail: fault.message, at: now(), ..none })
+        }
+        ran => Ok(ran?),
     }
 }
 
@@ -49,23 +118,56 @@ pub(crate) async fn run(
     let folder = &repository.folder().path();
     let declared = checkout::command(&["test", "-f", CHECK], folder, 60_000);
     let declared = bridge.run_command(declared).await?;
-    let missing = Evidence {
+    let none = none_declared(repository, commit);
+    if !declared.ok() {
+        return Ok(none);
+    }
+    let command = checkout::command(&["sh", "-c", RUN], folder, millis(limit));
+    run_script(bridge, command, none).await
+}
+
+async fn run_script(
+    bridge: &Bridge,
+    command: Command,
+    none: Evidence,
+) -> Result<Evidence, BridgeError> {
+    let output = bridge.run_command(command).await?;
+    let outcome = if output.ok() { CheckOutcome::Passed } else { CheckOutcome::Failed };
+    let (tail, millis) = (output.tail(), output.millis);
+    Ok(Evidence { outcome, exit: output.exit, millis, tail, at: now(), ..none })
+}
+
+fn none_declared(repository: &RepositoryName, commit: String) -> Evidence {
+    Evidence {
         repository: repository.clone(),
         commit,
         check: CHECK.to_owned(),
         outcome: CheckOutcome::NoneDeclared,
-        // The shell's exit code for a missing command.
-        exit: Exit::Code(127),
+        exit: NOT_FOUND,
         millis: 0,
         tail: format!("no {CHECK} in the repository"),
         at: now(),
-    };
-    if !declared.ok() {
-        return Ok(missing);
     }
-    let command = checkout::command(&["sh", "-c", RUN], folder, millis(limit));
-    let output = bridge.run_command(command).await?;
-    let outcome = if output.ok() { CheckOutcome::Passed } else { CheckOutcome::Failed };
-    let (tail, millis) = (output.tail(), output.millis);
-    Ok(Evidence { outcome, exit: output.exit, millis, tail, at: now(), ..missing })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interpreter_is_started_in_one_exec() {
+        for (first_line, started) in [
+            ("", "/bin/sh ./.harvest/check.sh"),
+            ("echo no interpreter", "/bin/sh ./.harvest/check.sh"),
+            ("#!/bin/sh -e", "./.harvest/check.sh"),
+            ("#! /bin/bash", "./.harvest/check.sh"),
+            ("#!/usr/bin/env bash", "bash ./.harvest/check.sh"),
+            ("#!/usr/bin/env -S bash -eu", "bash -eu ./.harvest/check.sh"),
+            ("#!/usr/bin/env -i sh", "./.harvest/check.sh"),
+            ("#!/usr/bin/env -S A=1 sh", "./.harvest/check.sh"),
+            ("#!/usr/bin/env", "./.harvest/check.sh"),
+        ] {
+            assert_eq!(arguments(first_line).join(" "), started, "{first_line}");
+        }
+    }
 }

@@ -209,10 +209,9 @@ async fn gather(
         }
         lost => lost.into(),
     })?;
-    check::seal(&sandbox.bridge, &repository.name).await?;
     let limit = shared.sandboxes.timeouts.check;
     let mut evidence =
-        check::run(&sandbox.bridge, &repository.name, commit.to_owned(), limit).await?;
+        check::run_sealed(&sandbox.bridge, &repository.name, commit.to_owned(), limit).await?;
     if changed {
         evidence.check.push_str(" (changed by this branch)");
     }

@@ -76,6 +76,7 @@ fn process_spec(sandbox: &Sandbox, command: &Command) -> Result<ProcessSpec, Fau
     let mut spec = sandbox.process_spec(command.argv.clone(), &user, cwd);
     spec.env.extend(command.env.clone());
     spec.terminal = command.terminal.is_some();
+    spec.undumpable = command.undumpable;
     let term = command.terminal.as_ref().and_then(|terminal| terminal.term.clone());
     spec.env.extend(term.map(|term| ("TERM".to_owned(), term)));
     Ok(spec)

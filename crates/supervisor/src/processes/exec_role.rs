@@ -1,6 +1,6 @@
 //! Starts a command that needs calls between fork and exec which the standard library does not
-//! make: one with a controlling terminal, or an agent. The child first runs this program in the
-//! role `exec`, which makes the calls and then executes the command under the same pid.
+//! make: one with a controlling terminal, an agent or a check. The child first runs this program in
+//! the role `exec`, which makes the calls and then executes the command under the same pid.
 
 use std::{
     io::{self, Read, Write},

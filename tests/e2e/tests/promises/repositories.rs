@@ -158,17 +158,34 @@ async fn check_cannot_be_rewritten_while_it_runs() {
     let host = Host::start().await;
     // Longer than the shell's buffer, so that its last line is read after the tests have run.
     let padding = "# padding\n".repeat(3000);
-    let check = format!("#!/bin/sh\nsh tests.sh\n{padding}exit 1\n");
+    let check = format!("#!/usr/bin/env sh\nsh tests.sh\n{padding}exit 1\n");
     let tests = "sed 's/^exit 1$/exit 0/' .harvest/check.sh > /tmp/check\n\
                  cat /tmp/check > .harvest/check.sh\n\
-                 cp /bin/true /proc/$PPID/exe\nkill -9 $(ps -o ppid= -p $PPID)\n";
-    add(&host, "shop", &[(".harvest/check.sh", &check), ("tests.sh", tests)]);
+                 mv -f /tmp/check .harvest/check.sh\n\
+                 cp /bin/true /proc/$PPID/exe\nkill -9 $(ps -o ppid= -p $PPID)\n\
+                 for file in environ mem; do\n\
+                 (exec 3< /proc/$PPID/$file) && echo opened $file of the check\ndone\n\
+                 git status > /dev/null && touch new && rm new && echo works as before\n";
+    // Puts another script in place as soon as this one is sealed.
+    let start = "printf '#!/bin/sh\\nexit 0\\n' > /tmp/other; chmod +x /tmp/other\n\
+                 while [ ! -e .harvest/check.sh ] || [ -w .harvest/check.sh ]; do sleep 0.01; done\n\
+                 for attempt in 1 2 3; do\n\
+                 cp /tmp/other .harvest/other; mv -f .harvest/other .harvest/check.sh\n\
+                 mv .harvest away && cp -r away .harvest && cp -f /tmp/other .harvest/check.sh\n\
+                 cd .. && mv shop away && cp -r away shop && cp -f /tmp/other shop/.harvest/check.sh\n\
+                 cd /workspace/shop\ndone\n";
+    let start = format!("(\n{start}) > /dev/null 2>&1 &\n");
+    let files =
+        [(".harvest/check.sh", &*check), (".harvest/start.sh", &start), ("tests.sh", tests)];
+    add(&host, "shop", &files);
     let push = "echo y > file && git commit -qam change && git push -q";
     let session = host.scripted("shop", "Push.", &json!([{ "bash": push }])).await.id;
     let is_evidence = |body: &EventBody| matches!(body, EventBody::Evidence(_));
     let event = host.follow(session).until("the evidence", is_evidence).await;
     let EventBody::Evidence(evidence) = event.body else { panic!() };
     assert_eq!((evidence.outcome, evidence.exit), (CheckOutcome::Failed, Exit::Code(1)));
+    assert!(!evidence.tail.contains("of the check"), "{}", evidence.tail);
+    assert!(evidence.tail.contains("works as before"), "{}", evidence.tail);
 }
 
 #[tokio::test]
