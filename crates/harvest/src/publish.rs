@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use harvest_forge::{FolderSummary, ForgeError, ImportedFolder, LocalForge};
+use harvest_forge::{ForgeError, ImportedFolder, LocalForge};
 use harvest_proto::{
     BranchName, RepositoryName, RepositoryRef, Secret,
     api::{AddRepository, Repository},
@@ -66,7 +66,7 @@ pub(crate) async fn publish(
     client: &Client,
     forge: &LocalForge,
     source: Source<'_>,
-    mut add: AddRepository,
+    add: AddRepository,
 ) -> Result<Published> {
     let Source { folder, naming, .. } = source;
     let folder =
@@ -75,28 +75,23 @@ pub(crate) async fn publish(
     if let Some(before) = known.iter().find(|known| is_copy(forge, known, &folder, &add)) {
         return update(print, forge, before, &folder, &add).await;
     }
+    chosen_name(&folder, naming, add.name.as_ref(), &known)?;
+    let source = Source { folder: &folder, ..source };
+    // Asked before anything is locked: the user may not answer for hours.
+    let asked = consent(print, forge, source).await?;
     // Locked from the choice of the name to the registration: two concurrent registrations of the
     // same folder would overwrite each other's access token.
-    let _lock = hold(forge).await?;
+    let _lock = hold(print, forge).await?;
     let known = client.repositories().await?;
     if let Some(before) = known.iter().find(|known| is_copy(forge, known, &folder, &add)) {
         return update(print, forge, before, &folder, &add).await;
     }
-    let name = match add.name.take() {
-        Some(name) => local_name(&name)?,
-        None => RepositoryName::local(&free_name(&folder_name(&folder), naming, &known))?,
-    };
-    if known.iter().any(|known| known.name == name) {
-        bail!(Advice::new(
-            format!("the repository `{name}` already exists"),
-            "choose another name with --name"
-        ));
-    }
-    let (token, taken) =
-        copy(print, forge, name.name(), Source { folder: &folder, ..source }).await?;
+    let name = chosen_name(&folder, naming, add.name.as_ref(), &known)?;
+    let (token, taken) = copy(forge, name.name(), &folder).await?;
     let secret = secret_name(&name, &known);
     client.secret_set(&secret, &token).await?;
-    tell(print, &name, &taken.notes);
+    // The question has shown the notes.
+    tell(print, &name, if asked { &[] } else { &taken.notes });
     let request = AddRepository {
         url: forge.url(name.name()),
         name: Some(name.into()),
@@ -131,10 +126,14 @@ async fn update(
 }
 
 /// Waits for the forge's registration lock.
-async fn hold(forge: &LocalForge) -> Result<std::fs::File> {
+async fn hold(print: Printer, forge: &LocalForge) -> Result<std::fs::File> {
+    let mut waits = false;
     loop {
         if let Some(held) = forge.try_lock().context("cannot lock the local forge")? {
             return Ok(held);
+        }
+        if !std::mem::replace(&mut waits, true) {
+            print.note("Waiting for another folder that is being registered");
         }
         tokio::time::sleep(LOCK_POLL_INTERVAL).await;
     }
@@ -150,10 +149,9 @@ fn is_copy(forge: &LocalForge, known: &Repository, folder: &Path, add: &AddRepos
 
 /// Creates a repository on the forge from the folder.
 async fn copy(
-    print: Printer,
     forge: &LocalForge,
     name: &str,
-    Source { folder, all, .. }: Source<'_>,
+    folder: &Path,
 ) -> Result<(Secret<String>, ImportedFolder)> {
     let token = Secret::new(server_process::random_token());
     let made = forge.create(name, &token).await;
@@ -163,17 +161,7 @@ async fn copy(
         other => other.map(|_| true),
     };
     let made = made.context("cannot create a repository on the local forge")?;
-    let taken = async {
-        let summary = forge.folder_summary(name, folder).await?.filter(|_| !all);
-        if let Some(summary) = &summary {
-            consent(print, folder, summary)?;
-        }
-        let taken = take(forge, name, folder).await?;
-        // The question has shown the notes.
-        let notes = if summary.is_some() { Vec::new() } else { taken.notes };
-        anyhow::Ok(ImportedFolder { notes, ..taken })
-    };
-    match taken.await {
+    match take(forge, name, folder).await {
         Ok(taken) => Ok((token, taken)),
         Err(error) => {
             if made {
@@ -186,8 +174,14 @@ async fn copy(
 }
 
 /// Asks on a terminal whether to copy a folder that is not a git repository; elsewhere `--all` has
-/// to be given.
-fn consent(print: Printer, folder: &Path, summary: &FolderSummary) -> Result<()> {
+/// to be given. Returns whether it asked.
+async fn consent(
+    print: Printer,
+    forge: &LocalForge,
+    Source { folder, all, .. }: Source<'_>,
+) -> Result<bool> {
+    let summary = if all { None } else { forge.folder_summary(folder).await? };
+    let Some(summary) = summary else { return Ok(false) };
     let files = match summary.files {
         1 => "1 file".to_owned(),
         files => format!("{files} files"),
@@ -205,7 +199,7 @@ fn consent(print: Printer, folder: &Path, summary: &FolderSummary) -> Result<()>
         print.warn(note);
     }
     match confirm::ask(print, &format!("{what}. Copy them?"))? {
-        true => Ok(()),
+        true => Ok(true),
         false => bail!(Advice::new(format!("{} was not copied", folder.display()), hint)),
     }
 }
@@ -221,6 +215,26 @@ fn tell(print: Printer, name: &str, notes: &[String]) {
     for note in notes {
         print.warn(format!("{name}: {note}"));
     }
+}
+
+/// The name for a new repository of the folder.
+fn chosen_name(
+    folder: &Path,
+    naming: NameConflict,
+    chosen: Option<&RepositoryRef>,
+    known: &[Repository],
+) -> Result<RepositoryName> {
+    let name = match chosen {
+        Some(name) => local_name(name)?,
+        None => RepositoryName::local(&free_name(&folder_name(folder), naming, known))?,
+    };
+    if known.iter().any(|known| known.name == name) {
+        bail!(Advice::new(
+            format!("the repository `{name}` already exists"),
+            "choose another name with --name"
+        ));
+    }
+    Ok(name)
 }
 
 /// The name that a user chose for a folder.

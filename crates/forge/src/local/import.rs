@@ -121,14 +121,21 @@ impl LocalForge {
     /// As [`LocalForge::import_folder`].
     pub async fn folder_summary(
         &self,
-        name: &str,
         folder: &Path,
     ) -> Result<Option<FolderSummary>, ImportError> {
         if git_dir(folder).is_some() {
             return Ok(None);
         }
-        let bare = self.existing_folder(name)?.join("repository.git");
-        Ok(Some(files::list(&bare, folder).await?.summary))
+        // Git lists the files of a folder only for a repository.
+        let draft = self.draft();
+        let listed = async {
+            git::init(&draft).await?;
+            files::list(&draft, folder).await
+        }
+        .await;
+        // A draft that cannot be removed is never listed, and a later `open` retries.
+        let _ = std::fs::remove_dir_all(&draft);
+        Ok(Some(listed?.summary))
     }
 
     /// The folder a repository was last imported from.

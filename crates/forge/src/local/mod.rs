@@ -118,8 +118,7 @@ impl LocalForge {
         if folder.exists() {
             return Err(ForgeError::Exists { name: name.to_owned() });
         }
-        // Repository names never start with a dot, so an incomplete one is never listed.
-        let draft = self.shared.root.join(format!(".new-{}", SessionId::random().part()));
+        let draft = self.draft();
         let created = async {
             fs::create_dir_all(draft.join("pulls")).map_err(file_error("create", &draft))?;
             write_token(&draft, token)?;
@@ -271,6 +270,12 @@ impl LocalForge {
     fn folder(&self, name: &str) -> Result<PathBuf, ForgeError> {
         let name = RepositoryName::local(name)?;
         Ok(self.shared.root.join(name.name()))
+    }
+
+    /// Where an incomplete repository is created. Names of repositories never start with a dot, so
+    /// it is never listed.
+    fn draft(&self) -> PathBuf {
+        self.shared.root.join(format!(".new-{}", SessionId::random().part()))
     }
 
     fn existing_folder(&self, name: &str) -> Result<PathBuf, ForgeError> {

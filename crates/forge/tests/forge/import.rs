@@ -225,7 +225,7 @@ async fn secrets_and_packages_are_never_imported() {
     }
     fs::write(folder.join(".ignore"), "data/\n").unwrap();
     fs::write(folder.join(".gitignore"), "!.env\n!node_modules\n").unwrap();
-    let summary = fixture.forge.folder_summary("app", &folder).await.unwrap().unwrap();
+    let summary = fixture.forge.folder_summary(&folder).await.unwrap().unwrap();
     assert_eq!((summary.files, summary.bytes), (3, 4 + 6 + 20), "{summary:?}");
     let imported = fixture.import().await.unwrap();
     assert_eq!(fixture.git("ls-tree -r --name-only main"), ".gitignore\n.ignore\napp.py\n");
@@ -239,7 +239,7 @@ async fn secrets_and_packages_are_never_imported() {
 async fn git_repository_has_no_folder_summary() {
     let fixture = Fixture::new().await;
     let folder = fixture.repository();
-    assert_eq!(fixture.forge.folder_summary("app", &folder).await.unwrap(), None);
+    assert_eq!(fixture.forge.folder_summary(&folder).await.unwrap(), None);
 }
 
 /// A program that records that it ran.

@@ -2,8 +2,8 @@
 
 use std::{
     fs,
-    io::Write as _,
-    process::{Command, Stdio},
+    io::{Read as _, Write as _},
+    process::{Child, Command, Stdio},
 };
 
 use harvest_e2e::{Host, binary};
@@ -91,6 +91,41 @@ async fn wrong_url_and_wrong_branch_leave_nothing() {
     assert_eq!(volumes(&host), Vec::<String>::new());
 }
 
+/// Runs a shell command on a terminal, with the piped input as what is typed.
+fn on_terminal(host: &Host, command: &str) -> Child {
+    Command::new("script")
+        .args(["-qec", command, "/dev/null"])
+        .env("HARVEST_HOME", host.home())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+#[tokio::test]
+async fn open_question_blocks_no_other_registration() {
+    let host = Host::start().await;
+    let folder = host.home().join("plain");
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join("code.py"), "x").unwrap();
+    let command = format!("{} repo add {}", binary("harvest").display(), folder.display());
+    let mut asked = on_terminal(&host, &command);
+    let mut typed = asked.stdin.take().unwrap();
+    let mut shown = asked.stdout.take().unwrap();
+    let (mut text, mut buffer) = (Vec::new(), [0; 1024]);
+    while !String::from_utf8_lossy(&text).contains("Copy them?") {
+        let length = shown.read(&mut buffer).unwrap();
+        assert!(length > 0, "{}", String::from_utf8_lossy(&text));
+        text.extend_from_slice(&buffer[..length]);
+    }
+    add(&host, "other", &[]);
+    typed.write_all(b"y\n").unwrap();
+    shown.read_to_end(&mut text).unwrap();
+    assert!(asked.wait().unwrap().success(), "{}", String::from_utf8_lossy(&text));
+    let listed = host.harvest(["repo", "ls", "--json"]).stdout;
+    assert!(listed.contains("local/plain") && listed.contains("local/other"), "{listed}");
+}
+
 #[tokio::test]
 async fn terminal_is_asked_before_a_folder_is_copied() {
     let host = Host::start().await;
@@ -100,15 +135,8 @@ async fn terminal_is_asked_before_a_folder_is_copied() {
         fs::write(folder.join(name), "x").unwrap();
     }
     let add = |answer: &str| {
-        // `script` gives the command a terminal.
         let command = format!("{} repo add {}", binary("harvest").display(), folder.display());
-        let mut typed = Command::new("script")
-            .args(["-qec", &command, "/dev/null"])
-            .env("HARVEST_HOME", host.home())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut typed = on_terminal(&host, &command);
         typed.stdin.take().unwrap().write_all(answer.as_bytes()).unwrap();
         let output = typed.wait_with_output().unwrap();
         (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
