@@ -1,7 +1,10 @@
 //! Asks before data is removed that Harvest cannot make again. Without a terminal, `--yes`
 //! confirms.
 
-use std::io::{BufRead, IsTerminal};
+use std::{
+    io::{BufRead, IsTerminal},
+    os::fd::AsFd,
+};
 
 use anyhow::{Context, Result, bail};
 
@@ -37,9 +40,16 @@ pub(crate) fn removal(print: Printer, yes: bool, what: &str) -> Result<()> {
     }
 }
 
-/// Whether a user is there to be asked.
+/// Whether a user is there to be asked: on a terminal, and not of a background job, which the
+/// terminal stops when it reads.
 pub(crate) fn can_ask() -> bool {
-    std::io::stdin().is_terminal() && std::io::stderr().is_terminal()
+    let stdin = std::io::stdin();
+    stdin.is_terminal() && std::io::stderr().is_terminal() && is_foreground(&stdin)
+}
+
+fn is_foreground(terminal: impl AsFd) -> bool {
+    // Only the controlling terminal has a foreground group.
+    !rustix::termios::tcgetpgrp(terminal).is_ok_and(|group| group != rustix::process::getpgrp())
 }
 
 /// Asks a question on the terminal.

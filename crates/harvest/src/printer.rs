@@ -17,7 +17,7 @@ use serde::Serialize;
 use crate::{
     cli::GlobalFlags,
     config::Env,
-    live,
+    confirm, live,
     sanitize::{sanitize, sanitize_json, sanitize_line},
     style::{self, Palette},
     table::{table, width},
@@ -180,10 +180,9 @@ impl Printer {
         !self.json && self.live && io::stdout().is_terminal() && io::stdin().is_terminal()
     }
 
-    /// Whether a user can be asked: stdin and stderr are a terminal.
+    /// Whether a user can be asked and reads what is printed.
     pub(crate) fn can_ask(&self) -> bool {
-        let is_terminal = io::stdin().is_terminal() && io::stderr().is_terminal();
-        is_terminal && !self.quiet && !self.json
+        confirm::can_ask() && !self.quiet && !self.json
     }
 
     /// Whether there is a live line: only on a terminal and without `--quiet`, `--json` and

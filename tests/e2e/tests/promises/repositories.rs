@@ -127,6 +127,20 @@ async fn open_question_blocks_no_other_registration() {
 }
 
 #[tokio::test]
+async fn background_job_is_not_asked() {
+    let host = Host::start().await;
+    let folder = host.home().join("plain");
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join("code.py"), "x").unwrap();
+    // With `set -m`, the job has the terminal as its input and its own process group.
+    let add = format!("{} repo add {}", binary("harvest").display(), folder.display());
+    let command = format!("bash -c 'set -m; {add} & wait $!; echo code $?'");
+    let output = on_terminal(&host, &command).wait_with_output().unwrap();
+    let shown = String::from_utf8_lossy(&output.stdout);
+    assert!(shown.contains("`--all` copies them") && shown.contains("code 2"), "{shown}");
+}
+
+#[tokio::test]
 async fn terminal_is_asked_before_a_folder_is_copied() {
     let host = Host::start().await;
     let folder = host.home().join("plain");
