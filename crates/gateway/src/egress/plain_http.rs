@@ -70,7 +70,7 @@ async fn send(
     mut request: Request<Incoming>,
 ) -> Result<Response<Body>, Abort> {
     *request.version_mut() = Version::HTTP_11;
-    *request.headers_mut() = http::forwarded_headers(request.headers(), &[header::EXPECT]);
+    *request.headers_mut() = forwarded(request.headers());
     let mut sender = sender.lock().await;
     sender.ready().await.map_err(|_| Abort)?;
     let answered = sender.send_request(request).await.map_err(|_| Abort)?;
@@ -81,6 +81,16 @@ async fn send(
         headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     Ok(http::response(parts.status, headers, body))
+}
+
+/// The headers to send on. `Connection: host` would remove the judged host, and the server would
+/// answer for its default one.
+fn forwarded(headers: &HeaderMap) -> HeaderMap {
+    let mut forwarded = http::forwarded_headers(headers, &[header::EXPECT]);
+    if let Some(host) = headers.get(header::HOST) {
+        forwarded.insert(header::HOST, host.clone());
+    }
+    forwarded
 }
 
 /// Checks that a request names the host that was looked up, and no other.
@@ -111,6 +121,15 @@ mod tests {
         }
         let (method, uri) = (method.parse().unwrap(), target.parse().unwrap());
         check(&method, &uri, &headers, "Example.org").is_ok()
+    }
+
+    #[test]
+    fn connection_header_cannot_remove_the_host() {
+        let headers = [(header::HOST, "example.org"), (header::CONNECTION, "host, x-hop")]
+            .map(|(name, value)| (name, HeaderValue::from_static(value)));
+        let headers = forwarded(&HeaderMap::from_iter(headers));
+        assert_eq!(headers.get(header::HOST).unwrap(), "example.org");
+        assert_eq!(headers.len(), 1);
     }
 
     #[test]
