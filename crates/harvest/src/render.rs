@@ -80,10 +80,10 @@ impl Renderer {
         self.many_repositories = session.repositories.len() > 1;
     }
 
-    /// What the session is doing now. Nothing while the agent's text ends in the middle of a line,
-    /// which the terminal's last line is needed for.
+    /// What the session is doing now. Nothing while the terminal's last line is needed: for the
+    /// agent's text that ends in the middle of a line, or for the answer to a question.
     pub(crate) fn activity(&self) -> Option<Activity> {
-        if self.mid_line {
+        if self.mid_line || self.activity.asks() {
             return None;
         }
         if !self.partial.is_empty() {

@@ -37,6 +37,16 @@ impl Answers {
         }
     }
 
+    /// Whether a question waits for its answer: the terminal's last line is the user's.
+    pub(super) fn waits(&self) -> bool {
+        self.waits
+    }
+
+    /// Prints the prompt again below what was printed since.
+    pub(super) fn repeat(&self) {
+        self.print.prompt(PROMPT);
+    }
+
     /// Ends the line of a question that is not answered here.
     pub(super) fn withdraw(&mut self) {
         self.asked = None;

@@ -73,7 +73,10 @@ pub(crate) async fn follow(
                 if question.is_none() {
                     answers.withdraw();
                 }
-                screen.event(&event)?;
+                screen.asks = answers.waits();
+                if screen.event(&event)? && screen.asks {
+                    answers.repeat();
+                }
                 match verdict {
                     Some(Verdict::NeedsInput) if event.seq < newest => {}
                     Some(Verdict::NeedsInput) => match question {
@@ -154,6 +157,8 @@ pub(crate) struct Screen<'a> {
     pub(super) follows: bool,
     /// Whether lines begin with the time of their event.
     pub(super) times: bool,
+    /// Whether the last line is a prompt, with what the user has typed.
+    asks: bool,
     /// The time of the newest event.
     at: Timestamp,
     /// Whether the printed text ends in the middle of a line.
@@ -175,27 +180,34 @@ impl<'a> Screen<'a> {
             lines_are_results,
             follows: true,
             times: false,
+            asks: false,
             at: Timestamp::from_millis(0),
             mid_line: false,
             shown: None,
         }
     }
 
-    pub(crate) fn event(&mut self, event: &Event) -> Result<()> {
+    /// Returns whether it printed anything but the live line.
+    pub(crate) fn event(&mut self, event: &Event) -> Result<bool> {
         if self.ctx.print.json {
-            return self.ctx.print.item(event);
+            self.ctx.print.item(event)?;
+            return Ok(true);
         }
         let pieces = self.renderer.event(event);
         self.at = event.at;
-        if !pieces.is_empty() {
+        let prints = !pieces.is_empty();
+        if prints {
             self.shown = None;
             self.ctx.print.end_live();
+        }
+        if prints && self.asks {
+            self.ctx.print.note("");
         }
         for piece in pieces {
             self.piece(piece)?;
         }
         self.show_activity();
-        Ok(())
+        Ok(prints)
     }
 
     /// Shows what the session is doing on the live line, unless the same is shown already.

@@ -24,6 +24,8 @@ pub(crate) struct Activity {
 #[derive(Debug, Default)]
 pub(super) struct ActivityTracker {
     current: Option<Activity>,
+    /// Whether a question is open.
+    asks: bool,
     /// Pushed commits without a check result.
     unchecked: BTreeMap<RepositoryName, String>,
 }
@@ -38,6 +40,13 @@ enum Change {
 
 impl ActivityTracker {
     pub(super) fn event(&mut self, event: &Event) {
+        match event.body {
+            EventBody::RequestOpened { .. } => self.asks = true,
+            EventBody::RequestClosed { .. }
+            | EventBody::TurnStarted { .. }
+            | EventBody::TurnEnded { .. } => self.asks = false,
+            _ => {}
+        }
         let change = self.change(&event.body);
         self.current = match (change, self.current.take()) {
             (Change::Keep, current) => current,
@@ -47,6 +56,10 @@ impl ActivityTracker {
                 Some(Activity { what, since: Some(event.at) })
             }
         };
+    }
+
+    pub(super) fn asks(&self) -> bool {
+        self.asks
     }
 
     pub(super) fn current(&self) -> Option<&Activity> {

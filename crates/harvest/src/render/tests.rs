@@ -354,3 +354,33 @@ fn answer_is_not_shown_as_queued() {
         "? Tabs or spaces?\n  1. tabs\n  2. spaces\nAnswered “spaces”\nQueued “Go on.”\n"
     );
 }
+
+#[test]
+fn open_question_keeps_the_last_line() {
+    let mut renderer = Renderer::new(false, 100, Palette::default());
+    let mut activity_after = |body| {
+        renderer.skip(&Event { seq: 1, at: Timestamp::from_millis(1), turn: None, body });
+        renderer.activity()
+    };
+    let request = || "r".to_owned();
+    let asked = EventBody::RequestOpened {
+        request: request(),
+        question: "Tabs or spaces?".into(),
+        options: vec![],
+    };
+    for body in [
+        asked,
+        EventBody::ThoughtDelta { text: "Hm.".into() },
+        started("1", "Bash", json!({ "command": "ls" })),
+        ended("1", true, ""),
+        EventBody::StateChanged {
+            state: SessionState::Queued,
+            reason: StateReason::Turn,
+            detail: None,
+        },
+    ] {
+        assert_eq!(activity_after(body), None, "the last line is the user's");
+    }
+    let closed = EventBody::RequestClosed { request: request(), answer: None };
+    assert_eq!(activity_after(closed).unwrap().what, "Working");
+}
