@@ -7,6 +7,9 @@ use serde_json::Value;
 use super::first_line;
 use crate::{printer::count, sanitize::sanitize_line};
 
+// A few milliseconds.
+const MAX_COMPARISONS: usize = 1000 * 1000;
+
 /// A tool's name and its most telling argument.
 pub(super) fn title(name: &str, input: &Value) -> String {
     let known =
@@ -99,8 +102,12 @@ fn edit_counts(edit: &Value) -> Option<(usize, usize)> {
     Some((new.len() - common, old.len() - common))
 }
 
-/// The length of the longest common subsequence.
+/// The length of the longest common subsequence; 0 for texts too long to compare, which an agent
+/// can write faster than this reads them.
 fn common_lines(old: &[&str], new: &[&str]) -> usize {
+    if old.len().saturating_mul(new.len()) > MAX_COMPARISONS {
+        return 0;
+    }
     let mut row = vec![0; new.len() + 1];
     for line in old {
         let mut diagonal = 0;
@@ -201,6 +208,9 @@ mod tests {
         assert_eq!(edit("    return a - b", "    return a + b"), "+1 −1");
         assert_eq!(edit("a\nb\nc\nd", "a\nB\nc\nd\ne"), "+2 −1");
         assert_eq!(edit("a\nb", ""), "+0 −2");
+        let (old, new) = ("a\n".repeat(1000), "a\n".repeat(1001));
+        assert_eq!(edit(&old, &old), "+0 −0");
+        assert_eq!(edit(&old, &new), "+1001 −1000", "too long to compare");
         let two =
             json!([{"old_string": "a", "new_string": "b"}, {"old_string": "", "new_string": "c"}]);
         assert_eq!(result(json!({"file_path": "x", "edits": two}), true, output), "+2 −1");
