@@ -13,6 +13,8 @@ use harvest_proto::{
     names::{InvalidPrompt, MAX_PROMPT_CHARACTERS},
 };
 
+use tokio::signal::unix::{SignalKind, signal};
+
 use crate::{cli::PromptArgs, printer::Advice};
 
 // A character has at most four bytes in UTF-8.
@@ -127,6 +129,9 @@ fn edit(initial: &str) -> Result<String> {
     std::os::unix::fs::DirBuilderExt::mode(&mut fs::DirBuilder::new(), 0o700)
         .create(&folder)
         .with_context(|| format!("cannot create {}", folder.display()))?;
+    // Ctrl-C is for the editor: if this process ended, the file would stay and the shell would take
+    // the terminal back.
+    let _ignored = signal(SignalKind::interrupt());
     let edited = edit_in(&folder.join("prompt.md"), initial);
     let removed = fs::remove_dir_all(&folder);
     let text = edited?;

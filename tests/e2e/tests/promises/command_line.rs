@@ -54,6 +54,17 @@ async fn prompts_come_from_stdin_files_and_editors() {
     command.env("EDITOR", format!("cp {}", file.display())).env_remove("VISUAL");
     let (code, id, error) = piped(command, "");
     assert_eq!((code, prompts(&host, &id).await), (0, vec!["from a file".into()]), "{error}");
+    // Ctrl-C reaches both, but is for the editor, which a shell starts.
+    let editor = folder.path().join("editor");
+    let script = "parent=$PPID\ngrep -q harvest /proc/$parent/comm || parent=$(ps -o ppid= -p $PPID)\n\
+                  kill -INT $parent; echo after Ctrl-C > \"$1\"\n";
+    fs::write(&editor, script).unwrap();
+    let mut command = run(&["-i"]);
+    command.env("EDITOR", format!("sh {}", editor.display())).env_remove("VISUAL");
+    command.env("TMPDIR", folder.path());
+    let (code, id, error) = piped(command, "");
+    assert_eq!((code, prompts(&host, &id).await), (0, vec!["after Ctrl-C".into()]), "{error}");
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 2, "the temporary file is removed");
     let mut send = host.command();
     send.args(["send", "-f", id.trim(), "-"]);
     let (_, said, error) = piped(send, "say it\nscript: [{\"text\": \"Said.\"}]");
