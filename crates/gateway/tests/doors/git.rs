@@ -340,6 +340,7 @@ async fn remote_is_checked_from_the_host() {
         // The forge does not say which repositories it has.
         (missing, "refused the token"),
         (wrong(setup.forge.url("app"), None), "needs a token"),
+        (wrong(setup.forge.url("app"), Some("NOPE")), "secret NOPE for repository"),
         (wrong("http://127.0.0.1:1/app.git".into(), None), "cannot reach"),
     ] {
         let error = gateway.check_remote(&access).await.unwrap_err();

@@ -105,6 +105,10 @@ async fn add(
             client.repository_add(&request).await.context("cannot register the repository")?;
         return Ok((added, true));
     }
+    if let Some(secret) = &request.secret {
+        let hint = "leave out `--secret`; it is the token of a remote's URL";
+        bail!(Advice::usage(format!("a folder has no use for the secret {secret}"), hint));
+    }
     let folder = folder.to_owned();
     let source = Source { folder: &folder, naming: NameConflict::Refuse, all };
     let published = publish(ctx.print, client, &forge(ctx)?, source, request).await?;

@@ -81,6 +81,13 @@ async fn wrong_url_and_wrong_branch_leave_nothing() {
         assert_eq!(refused.code, 1, "{refused:?}");
         assert!(refused.stderr.contains("is not registered"), "{refused:?}");
     }
+    let url = format!("{}/forge/local/shop.git", host.url().unwrap());
+    let folder = host.home().display().to_string();
+    for (location, why) in [(url, "secret NOPE for repository"), (folder, "a folder has no use")] {
+        let refused =
+            host.harvest(["repo", "add", &location, "--name", "nope", "--secret", "NOPE"]);
+        assert!(refused.code != 0 && refused.stderr.contains(why), "{refused:?}");
+    }
     let branch = host.harvest(["run", "-b", "nobranch", "-r", "shop", "hi"]);
     assert_eq!(branch.code, 1, "{branch:?}");
     let expected = "branch nobranch does not exist in local/shop";
