@@ -8,8 +8,6 @@ const NR_OPEN: &str = "/proc/sys/fs/nr_open";
 const PID_MAX: &str = "/proc/sys/kernel/pid_max";
 const THREADS_MAX: &str = "/proc/sys/kernel/threads-max";
 
-// What systemd sets at boot.
-const NO_FILE_MAX: u64 = i64::MAX as u64;
 // Pid 1 of a sandbox needs them for the connections of its door.
 const MIN_FILES: u64 = 8192;
 // systemd's limit for services; databases ask for less.
@@ -39,7 +37,7 @@ impl HostTables {
         }
     }
 
-    /// Whether no sandbox can fill the table of open files.
+    /// Whether sandboxes cannot fill the table of open files.
     pub(crate) fn has_enough_files(self) -> bool {
         self.files / 2 >= SANDBOXES * u64::from(MAX_PROCESSES) * MIN_FILES
     }
@@ -62,15 +60,6 @@ pub fn processes_per_sandbox(sandboxes: usize) -> u32 {
     HostTables::read().processes(u64::try_from(sandboxes).unwrap_or(u64::MAX))
 }
 
-/// Removes the host's limit of open files, as systemd does at boot. The kernel's default is small
-/// enough for one sandbox to reach, and every open file counts as memory of its sandbox anyway.
-/// Does nothing where this user may not.
-pub(crate) fn remove_file_limit() {
-    if !HostTables::read().has_enough_files() {
-        let _ = fs::write(FILE_MAX, NO_FILE_MAX.to_string());
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -84,7 +73,8 @@ mod tests {
     fn small_hosts_get_fewer_processes_and_files() {
         let small = tables(2_465_780, 32_768);
         assert_eq!((small.processes(8), small.open_files()), (2048, MIN_FILES));
-        let large = tables(NO_FILE_MAX, 4_194_304);
+        // What systemd sets at boot.
+        let large = tables(i64::MAX as u64, 4_194_304);
         assert_eq!((large.processes(8), large.open_files()), (MAX_PROCESSES, MAX_FILES));
         assert_eq!((small.has_enough_files(), large.has_enough_files()), (false, true));
     }

@@ -93,7 +93,7 @@ pub(super) fn findings(home: &Path) -> Vec<Finding> {
         ),
         loop_devices(),
         inotify(),
-        host_tables(HostTables::read(), user),
+        host_tables(HostTables::read()),
     ];
     findings.extend(stack::findings(home, user));
     findings
@@ -299,13 +299,13 @@ fn inotify() -> Finding {
 }
 
 /// Tables that all sandboxes share with the host.
-fn host_tables(tables: HostTables, user: ProbeUser) -> Finding {
+fn host_tables(tables: HostTables) -> Finding {
     let id = "host_tables";
     let found = format!("{} pids, {} open files", tables.pids, tables.files);
-    // The zygote of root removes the limit of open files.
-    if !tables.has_enough_files() && !user.is_host_root() {
+    if !tables.has_enough_files() {
+        // What systemd sets at boot.
         let fix = "sysctl fs.file-max=9223372036854775807";
-        return warn(id, format!("{found}: one sandbox could open all of them"), fix);
+        return warn(id, format!("{found}: sandboxes could open all of them"), fix);
     }
     if tables.pids < MIN_PIDS {
         let fix = "sysctl kernel.pid_max=4194304 kernel.threads-max=1000000";
@@ -320,15 +320,13 @@ mod tests {
 
     #[test]
     fn small_host_tables_are_a_warning() {
-        let (root, other) = (ProbeUser { uid: 0, gid: 0 }, ProbeUser { uid: 1000, gid: 1000 });
         let tables = HostTables::read();
-        for (files, pids, user, level) in [
-            (1 << 50, 1 << 22, root, Level::Ok),
-            (1 << 20, 1 << 22, root, Level::Ok),
-            (1 << 20, 1 << 22, other, Level::Warn),
-            (1 << 50, 32_768, root, Level::Warn),
+        for (files, pids, level) in [
+            (1 << 50, 1 << 22, Level::Ok),
+            (1 << 20, 1 << 22, Level::Warn),
+            (1 << 50, 32_768, Level::Warn),
         ] {
-            let finding = host_tables(HostTables { files, pids, ..tables }, user);
+            let finding = host_tables(HostTables { files, pids, ..tables });
             assert_eq!(finding.level, level, "{finding:?}");
         }
     }

