@@ -38,8 +38,9 @@ impl RootTree {
             let parent = self.folder(inside.parent().unwrap_or(Path::new("/sys")))?;
             symlinkat(target, parent, inside.file_name().unwrap_or_default())?;
         }
-        for name in &view.empty_controllers {
-            // The host may have the controller together with another one, or not at all.
+        let hierarchies = std::fs::read_to_string("/proc/cgroups").unwrap_or_default();
+        for name in view.empty_controllers.iter().filter(|name| is_mounted(&hierarchies, name)) {
+            // The host may have the controller together with another one.
             if let Ok(controller) = mount_controller(name) {
                 let inside = Path::new("/sys/fs/cgroup").join(name);
                 self.on_folder(&controller, &inside)?;
@@ -70,6 +71,15 @@ impl RootTree {
     }
 }
 
+/// Whether the host has mounted a v1 controller, by the text of `/proc/cgroups`. Mounting another
+/// one would create its hierarchy on the host.
+fn is_mounted(hierarchies: &str, name: &str) -> bool {
+    hierarchies.lines().any(|line| {
+        let mut words = line.split_whitespace();
+        words.next() == Some(name) && words.next().is_some_and(|hierarchy| hierarchy != "0")
+    })
+}
+
 /// A v1 controller's mount.
 fn mount_controller(name: &str) -> io::Result<OwnedFd> {
     let context = fsopen("cgroup", FsOpenFlags::FSOPEN_CLOEXEC)?;
@@ -77,4 +87,18 @@ fn mount_controller(name: &str) -> io::Result<OwnedFd> {
     fsconfig_create(context.as_fd())?;
     let flags = MountAttrFlags::MOUNT_ATTR_RDONLY;
     Ok(fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, flags)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_existing_hierarchies_are_mounted() {
+        let hierarchies = "#subsys_name\thierarchy\tnum_cgroups\tenabled\n\
+                           cpuset\t0\t1\t1\ncpu\t4\t12\t1\ncpuacct\t4\t12\t1\n";
+        let mounted =
+            ["cpuset", "cpu", "cpuacct", "pids"].map(|name| is_mounted(hierarchies, name));
+        assert_eq!(mounted, [false, true, true, false]);
+    }
 }
