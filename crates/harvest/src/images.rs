@@ -156,10 +156,17 @@ fn read_chunks(mut from: impl Read + Send + 'static) -> ByteStream {
 }
 
 async fn follow(mut lines: Lines, print: Printer) -> Result<Image> {
-    let mut progress = BuildProgress { print, step: String::new(), began: Instant::now() };
+    let mut progress =
+        BuildProgress { print, step: String::new(), cached: None, began: Instant::now() };
     let image = loop {
         match lines.json::<ImageLine>().await? {
-            Some(ImageLine::Made { image }) => break Ok(image),
+            Some(ImageLine::Made { image }) => {
+                // A build without a step that ran says nothing.
+                if !progress.step.is_empty() {
+                    progress.note_cached();
+                }
+                break Ok(image);
+            }
             Some(ImageLine::Failed { message, hint: Some(hint), .. }) => {
                 break Err(Advice::new(message, hint).into());
             }
@@ -176,6 +183,8 @@ async fn follow(mut lines: Lines, print: Printer) -> Result<Image> {
 struct BuildProgress {
     print: Printer,
     step: String,
+    /// The first and the last of the cached steps in a row, and the total.
+    cached: Option<(usize, usize, usize)>,
     began: Instant,
 }
 
@@ -187,6 +196,7 @@ impl BuildProgress {
                 self.begin_step();
             }
             ImageLine::StepStarted { index, total, what } => {
+                self.note_cached();
                 self.step = format!("Running {index}/{total} {what}");
                 self.begin_step();
             }
@@ -198,12 +208,24 @@ impl BuildProgress {
             ImageLine::StepCached { index, total, what } if self.print.verbose => {
                 self.print.note(format!("  Cached {index}/{total} {what}"));
             }
+            ImageLine::StepCached { index, total, .. } => {
+                let first = self.cached.map_or(index, |(first, ..)| first);
+                self.cached = Some((first, index, total));
+            }
             ImageLine::Bytes { done, total } => self.live(&transferred(done, total)),
             ImageLine::Output { line } if self.print.verbose => {
                 self.print.note(format!("  | {line}"))
             }
             ImageLine::Output { line } => self.live(&line),
-            ImageLine::StepCached { .. } | ImageLine::Made { .. } | ImageLine::Failed { .. } => {}
+            ImageLine::Made { .. } | ImageLine::Failed { .. } => {}
+        }
+    }
+
+    /// Says which steps came from the cache, so that the numbers do not jump.
+    fn note_cached(&mut self) {
+        if let Some(cached) = self.cached.take() {
+            self.print.end_live();
+            self.print.note(format!("  {}", cached_steps(cached)));
         }
     }
 
@@ -220,6 +242,14 @@ impl BuildProgress {
     }
 }
 
+/// `Cached 7–9/10`
+fn cached_steps((first, last, total): (usize, usize, usize)) -> String {
+    match first == last {
+        true => format!("Cached {first}/{total}"),
+        false => format!("Cached {first}–{last}/{total}"),
+    }
+}
+
 /// `12 MB of 40 MB`
 fn transferred(done: u64, total: Option<u64>) -> String {
     let megabytes = |bytes: u64| format!("{} MB", bytes / 1_000_000);
@@ -230,6 +260,12 @@ fn transferred(done: u64, total: Option<u64>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cached_steps_in_a_row_are_one_line() {
+        assert_eq!(cached_steps((7, 9, 10)), "Cached 7–9/10");
+        assert_eq!(cached_steps((1, 1, 10)), "Cached 1/10");
+    }
 
     #[test]
     fn transfer_names_the_total_if_known() {
