@@ -396,7 +396,8 @@ impl Host {
             .await;
         let text = answer.expect("the server answers").text().await.expect("the stream ends well");
         let mut output = Vec::new();
-        for line in text.lines() {
+        // Empty lines keep the connection of a silent command alive.
+        for line in text.lines().filter(|line| !line.is_empty()) {
             match serde_json::from_str::<ExecLine>(line)
                 .unwrap_or_else(|_| panic!("not an exec line: {line}"))
             {
