@@ -44,6 +44,7 @@ mod tests {
         let mut started = EventBody::ToolStarted {
             call: "c".into(),
             name: "Write".into(),
+            kind: harvest_proto::event::ToolKind::Edit,
             input,
             parent: None,
             blob: None,

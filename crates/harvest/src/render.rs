@@ -12,13 +12,19 @@ mod tool;
 use std::collections::HashSet;
 
 pub(crate) use self::activity::Activity;
-use self::{activity::ActivityTracker, highlight::highlight, markdown::Markdown, tool::ToolKind};
-use crate::{printer::human_millis, sanitize::sanitize, style::Palette};
+use self::{
+    activity::ActivityTracker, highlight::highlight, markdown::Markdown, tool::ResultSummary,
+};
+use crate::{
+    printer::human_millis,
+    sanitize::{sanitize, sanitize_line},
+    style::Palette,
+};
 use harvest_proto::{
     Event, EventBody, RepositoryName, StateReason, Timestamp,
     api::{CheckOutcome, Evidence, Session, SessionState},
     bridge::Exit,
-    event::{BootPhase, PhaseStatus, SnapshotKind, TurnOutcome},
+    event::{BootPhase, McpState, PhaseStatus, PlanStep, SnapshotKind, StepStatus, TurnOutcome},
 };
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,7 +68,9 @@ pub(crate) struct Renderer {
 struct RunningTool {
     call: String,
     what: String,
-    kind: ToolKind,
+    summary: ResultSummary,
+    /// The last line of its output so far.
+    output: String,
     since: Timestamp,
 }
 
@@ -95,11 +103,13 @@ impl Renderer {
                 since: None,
             });
         }
-        let Some(RunningTool { what, since, .. }) = self.tools.last() else {
+        let Some(RunningTool { what, output, since, .. }) = self.tools.last() else {
             return self.activity.current().cloned();
         };
         let what = match self.tools.len() - 1 {
-            0 => what.clone(),
+            0 if output.is_empty() => what.clone(),
+            // Room for the spinner and the clock.
+            0 => truncate(&format!("{what} → {output}"), self.width.saturating_sub(16)),
             others => format!("{what} (and {others} more)"),
         };
         Some(Activity { what, since: Some(*since) })
@@ -160,10 +170,19 @@ impl Renderer {
                 self.markdown.iter_mut().for_each(Markdown::end);
                 vec![format!("● turn {number}")]
             }
-            EventBody::ToolStarted { call, name, input, blob, .. } => {
+            EventBody::ToolStarted { call, name, kind, input, blob, .. } => {
                 let what = truncate(&tool::title(name, input), self.width.saturating_sub(16));
-                let kind = ToolKind::of(input, blob.is_some());
-                self.tools.push(RunningTool { call: call.clone(), what, kind, since: event.at });
+                let summary = ResultSummary::of(*kind, input, blob.is_some());
+                let (call, output, since) = (call.clone(), String::new(), event.at);
+                self.tools.push(RunningTool { call, what, summary, output, since });
+                vec![]
+            }
+            EventBody::ToolOutput { call, text } => {
+                let last = text.lines().rfind(|line| !line.trim().is_empty()).map(sanitize_line);
+                let running = self.tools.iter_mut().find(|tool| tool.call == *call);
+                if let (Some(tool), Some(last)) = (running, last) {
+                    tool.output = last;
+                }
                 vec![]
             }
             EventBody::ToolEnded { call, ok, output, .. } => {
@@ -209,12 +228,12 @@ impl Renderer {
 
     fn tool_ended(&mut self, call: &str, ok: bool, output: &str, at: Timestamp) -> Vec<String> {
         let running = self.tools.iter().position(|tool| tool.call == call);
-        let (what, kind, time) = match running.map(|position| self.tools.remove(position)) {
-            Some(RunningTool { what, kind, since, .. }) => {
+        let (what, summary, time) = match running.map(|position| self.tools.remove(position)) {
+            Some(RunningTool { what, summary, since, .. }) => {
                 let millis = u64::try_from(at.since(since).as_millis()).unwrap_or(u64::MAX);
-                (what, kind, format!(" ({})", human_millis(millis)))
+                (what, summary, format!(" ({})", human_millis(millis)))
             }
-            None => ("A tool".to_owned(), ToolKind::Other, String::new()),
+            None => ("A tool".to_owned(), ResultSummary::Other, String::new()),
         };
         let mark = if ok { '✓' } else { '✗' };
         let output = sanitize(output);
@@ -222,7 +241,7 @@ impl Renderer {
         if self.full {
             return with_tail(line, &output);
         }
-        let Some(result) = kind.result(ok, &output).filter(|result| !result.is_empty()) else {
+        let Some(result) = summary.result(ok, &output).filter(|result| !result.is_empty()) else {
             return vec![line];
         };
         let both = format!("{line} → {result}");
@@ -269,6 +288,11 @@ fn default_lines(body: &EventBody, width: usize) -> Vec<String> {
                 "Waiting {} for the model (attempt {attempt}{status})",
                 human_millis(*after_millis)
             )]
+        }
+        EventBody::Plan { steps } => plan(steps, width),
+        EventBody::AgentReady { mcp, .. } => {
+            let failed = mcp.iter().filter(|server| server.state == McpState::Failed);
+            failed.map(|server| format!("warning: MCP server {} failed", server.name)).collect()
         }
         EventBody::Compacted {} => vec!["Compacted the conversation".into()],
         EventBody::AgentExited { exit, tail, restarts } => {
@@ -319,11 +343,26 @@ fn verbose_lines(body: &EventBody, width: usize) -> Vec<String> {
         EventBody::BootPhase { phase, status, .. } => {
             vec![format!("{phase:?}: {status:?}").to_lowercase()]
         }
+        EventBody::AgentReady { version, model, mcp } => {
+            let said = [version.as_deref(), model.as_deref()].into_iter().flatten();
+            let servers = mcp.iter().map(|server| server.name.as_str());
+            vec![format!("Agent ready: {}", said.chain(servers).collect::<Vec<_>>().join(", "))]
+        }
+        EventBody::Title { title } => vec![format!("Title: {}", first_line(title))],
         EventBody::AgentRaw { line } => {
             vec![format!("  | {}", truncate(line, width.saturating_sub(5)))]
         }
         _ => vec![],
     }
+}
+
+/// How far the plan is, and the step that is being done.
+fn plan(steps: &[PlanStep], width: usize) -> Vec<String> {
+    let done = steps.iter().filter(|step| step.status == StepStatus::Completed).count();
+    let current = steps.iter().find(|step| step.status != StepStatus::Completed);
+    let current = current.map_or_else(String::new, |step| format!(": {}", first_line(&step.text)));
+    let line = format!("Plan, {done} of {} done{current}", steps.len());
+    vec![truncate(&line, width.saturating_sub(1))]
 }
 
 fn state_changed(state: SessionState, reason: StateReason, detail: Option<&str>) -> Vec<String> {

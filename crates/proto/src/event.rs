@@ -1,8 +1,11 @@
 //! Events of a session: append-only, numbered without gaps. The supervisor creates the agent's
 //! events, the server those about the session itself; clients read both as one stream.
 
+mod agent;
+
 use serde::{Deserialize, Serialize};
 
+pub use self::agent::{McpServer, McpState, PlanStep, StepStatus, ToolKind};
 use crate::{
     BlobId, BranchName, PromptId, RepositoryName, SandboxId, SnapshotId, StateReason, Timestamp,
     TurnId, api::SessionState,
@@ -120,8 +123,10 @@ pub enum EventBody {
     ToolStarted {
         /// The agent's id of the call.
         call: String,
-        /// Name of the tool.
+        /// The agent's name of the tool.
         name: String,
+        /// What the tool does.
+        kind: ToolKind,
         /// Arguments of the call.
         input: serde_json::Value,
         /// The call this one belongs to, when a sub-agent made it.
@@ -130,6 +135,13 @@ pub enum EventBody {
         /// The complete arguments as JSON, when `input` was cut.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         blob: Option<Blob>,
+    },
+    /// A running tool wrote output. `tool_ended` has all of it.
+    ToolOutput {
+        /// The agent's id of the call.
+        call: String,
+        /// The text.
+        text: String,
     },
     /// A tool call ended.
     ToolEnded {
@@ -169,6 +181,27 @@ pub enum EventBody {
         /// HTTP status of the failed call, if any.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         status: Option<u16>,
+    },
+    /// The agent's process is ready, or what is known of it changed.
+    AgentReady {
+        /// Version of the agent, if it says so.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        version: Option<String>,
+        /// Model it requests, if it says so.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        model: Option<String>,
+        /// Its MCP servers.
+        mcp: Vec<McpServer>,
+    },
+    /// The agent made or changed its plan.
+    Plan {
+        /// All steps of the plan.
+        steps: Vec<PlanStep>,
+    },
+    /// The agent named the conversation.
+    Title {
+        /// The title.
+        title: String,
     },
     /// The agent compacted its conversation.
     Compacted {},

@@ -1,7 +1,10 @@
 //! Renders streams of events and compares the text.
 
 use super::*;
-use harvest_proto::{PromptId, SandboxId, SnapshotId, event::BootFailure};
+use harvest_proto::{
+    PromptId, SandboxId, SnapshotId,
+    event::{BootFailure, McpServer, ToolKind},
+};
 use serde_json::{Value, json};
 
 fn shown(bodies: Vec<EventBody>) -> String {
@@ -32,7 +35,14 @@ fn phase(phase: BootPhase, status: PhaseStatus, millis: u64) -> EventBody {
 }
 
 fn started(call: &str, name: &str, input: Value) -> EventBody {
-    EventBody::ToolStarted { call: call.into(), name: name.into(), input, parent: None, blob: None }
+    let kind = match name {
+        "Bash" => ToolKind::Execute,
+        "Read" => ToolKind::Read,
+        "Edit" | "Write" => ToolKind::Edit,
+        _ => ToolKind::Other,
+    };
+    let (call, name) = (call.into(), name.into());
+    EventBody::ToolStarted { call, name, kind, input, parent: None, blob: None }
 }
 
 fn ended(call: &str, ok: bool, output: &str) -> EventBody {
@@ -281,10 +291,27 @@ fn newest_running_tool_is_the_activity() {
     assert_eq!(activity(2, EventBody::TextDelta { text: "I".into() }), None);
     let tests = activity(3, started("a", "Bash", json!({"command": "pytest -q"})));
     assert_eq!(tests, Some(("Bash pytest -q".into(), 3)));
+    let output =
+        EventBody::ToolOutput { call: "a".into(), text: "\x1b[1mtest_add\nok \n\n".into() };
+    assert_eq!(activity(3, output), Some(("Bash pytest -q → ok ".into(), 3)));
     let read = activity(4, started("b", "Read", json!({"file_path": "calc.py"})));
     assert_eq!(read, Some(("Read calc.py (and 1 more)".into(), 4)));
-    assert_eq!(activity(5, ended("b", true, "")), Some(("Bash pytest -q".into(), 3)));
+    assert_eq!(activity(5, ended("b", true, "")), Some(("Bash pytest -q → ok ".into(), 3)));
     assert_eq!(activity(6, ended("a", true, "")), Some(("Working".into(), 6)));
+}
+
+#[test]
+fn plan_and_failed_servers_are_shown() {
+    let step = |text: &str, status| PlanStep { text: text.into(), status };
+    let steps = vec![step("read", StepStatus::Completed), step("fix", StepStatus::InProgress)];
+    let server = |name: &str, state| McpServer { name: name.into(), state };
+    let mcp = vec![server("memory", McpState::Connected), server("web", McpState::Failed)];
+    let screen = shown(vec![
+        EventBody::AgentReady { version: Some("1".into()), model: None, mcp },
+        EventBody::Plan { steps },
+        EventBody::Title { title: "Fix it".into() },
+    ]);
+    assert_eq!(screen, "warning: MCP server web failed\nPlan, 1 of 2 done: fix\n");
 }
 
 #[test]

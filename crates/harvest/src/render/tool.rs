@@ -1,7 +1,8 @@
 //! A tool call on one line: its name, its most telling argument and what came of it. Pure.
 //!
-//! The kind of a tool follows from its arguments, so that it does not depend on an agent's names.
+//! The kind of a tool decides, never its name: each agent has its own names.
 
+use harvest_proto::event::ToolKind;
 use serde_json::Value;
 
 use super::first_line;
@@ -12,8 +13,17 @@ const MAX_COMPARISONS: usize = 1000 * 1000;
 
 /// A tool's name and its most telling argument.
 pub(super) fn title(name: &str, input: &Value) -> String {
-    let known =
-        ["command", "file_path", "path", "pattern", "url", "query", "description", "prompt"];
+    let known = [
+        "command",
+        "file_path",
+        "filePath",
+        "path",
+        "pattern",
+        "url",
+        "query",
+        "description",
+        "prompt",
+    ];
     let argument = known.iter().find_map(|key| input.get(key)?.as_str()).map(first_line);
     match argument {
         Some(argument) => sanitize_line(&format!("{name} {argument}")),
@@ -22,7 +32,7 @@ pub(super) fn title(name: &str, input: &Value) -> String {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum ToolKind {
+pub(super) enum ResultSummary {
     Shell,
     Read,
     Search,
@@ -41,33 +51,32 @@ pub(super) enum ToolKind {
     Other,
 }
 
-impl ToolKind {
+impl ResultSummary {
     /// `cut` is whether the arguments are incomplete.
-    pub(super) fn of(input: &Value, cut: bool) -> Self {
-        let text = |key: &str| input.get(key).and_then(Value::as_str);
-        let edits = input.get("edits").and_then(Value::as_array);
-        let changes = ["old_string", "content"].iter().any(|key| text(key).is_some());
-        if text("command").is_some() {
-            return Self::Shell;
+    pub(super) fn of(kind: ToolKind, input: &Value, cut: bool) -> Self {
+        match kind {
+            ToolKind::Execute => Self::Shell,
+            ToolKind::Edit if cut => Self::CutChange,
+            ToolKind::Edit => Self::of_change(input),
+            ToolKind::Read => Self::Read,
+            ToolKind::Search => Self::Search,
+            ToolKind::Think if input.get("todos").is_some() => Self::Todos,
+            ToolKind::Fetch | ToolKind::Think | ToolKind::Other => Self::Other,
         }
-        if cut && (changes || edits.is_some()) {
-            return Self::CutChange;
-        }
-        if let Some(edits) = edits {
-            let counts: Vec<_> = edits.iter().filter_map(edit_counts).collect();
-            let (added, removed) =
-                counts.iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
-            return Self::Edit { added, removed };
-        }
-        if let Some((added, removed)) = edit_counts(input) {
-            return Self::Edit { added, removed };
-        }
-        match (text("content"), text("file_path"), text("pattern")) {
-            (Some(content), Some(_), _) => Self::Write { lines: content.lines().count() },
-            (_, _, Some(_)) => Self::Search,
-            (_, Some(_), _) => Self::Read,
-            _ if input.get("todos").is_some() => Self::Todos,
-            _ => Self::Other,
+    }
+
+    fn of_change(input: &Value) -> Self {
+        let whole = std::slice::from_ref(input);
+        let edits = input.get("edits").and_then(Value::as_array).map_or(whole, Vec::as_slice);
+        let counts: Vec<_> = edits.iter().filter_map(edit_counts).collect();
+        match input.get("content").and_then(Value::as_str) {
+            Some(content) => Self::Write { lines: content.lines().count() },
+            None if counts.is_empty() => Self::Other,
+            None => {
+                let (added, removed) =
+                    counts.iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+                Self::Edit { added, removed }
+            }
         }
     }
 
@@ -95,9 +104,9 @@ impl ToolKind {
 
 /// The lines that an edit adds and removes.
 fn edit_counts(edit: &Value) -> Option<(usize, usize)> {
-    let text = |key: &str| edit.get(key).and_then(Value::as_str);
-    let old: Vec<&str> = text("old_string")?.lines().collect();
-    let new: Vec<&str> = text("new_string")?.lines().collect();
+    let text = |keys: [&str; 2]| keys.iter().find_map(|key| edit.get(key)?.as_str());
+    let old: Vec<&str> = text(["old_string", "oldString"])?.lines().collect();
+    let new: Vec<&str> = text(["new_string", "newString"])?.lines().collect();
     let common = common_lines(&old, &new);
     Some((new.len() - common, old.len() - common))
 }
@@ -193,8 +202,8 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn result(input: Value, ok: bool, output: &str) -> String {
-        ToolKind::of(&input, false).result(ok, output).unwrap_or_default()
+    fn result(kind: ToolKind, input: Value, ok: bool, output: &str) -> String {
+        ResultSummary::of(kind, &input, false).result(ok, output).unwrap_or_default()
     }
 
     #[test]
@@ -203,7 +212,7 @@ mod tests {
                       is current in your context — no need to Read it back)";
         let edit = |old: &str, new: &str| {
             let input = json!({"file_path": "calc.py", "old_string": old, "new_string": new});
-            result(input, true, output)
+            result(ToolKind::Edit, input, true, output)
         };
         assert_eq!(edit("    return a - b", "    return a + b"), "+1 −1");
         assert_eq!(edit("a\nb\nc\nd", "a\nB\nc\nd\ne"), "+2 −1");
@@ -213,16 +222,28 @@ mod tests {
         assert_eq!(edit(&old, &new), "+1001 −1000", "too long to compare");
         let two =
             json!([{"old_string": "a", "new_string": "b"}, {"old_string": "", "new_string": "c"}]);
-        assert_eq!(result(json!({"file_path": "x", "edits": two}), true, output), "+2 −1");
+        assert_eq!(
+            result(ToolKind::Edit, json!({"file_path": "x", "edits": two}), true, output),
+            "+2 −1"
+        );
         let cut = json!({"file_path": "x", "old_string": "a…", "new_string": "b"});
-        assert_eq!(ToolKind::of(&cut, true).result(true, output), None);
+        assert_eq!(ResultSummary::of(ToolKind::Edit, &cut, true).result(true, output), None);
+    }
+
+    #[test]
+    fn kind_decides_whatever_the_tool_is_called() {
+        let input = json!({"filePath": "a", "oldString": "x", "newString": "y\nz"});
+        assert_eq!(title("edit", &input), "edit a");
+        assert_eq!(result(ToolKind::Edit, input.clone(), true, "done"), "+2 −1");
+        assert_eq!(result(ToolKind::Other, input, true, "done"), "done");
+        assert_eq!(result(ToolKind::Edit, json!({"patch": "…"}), true, "Success"), "Success");
     }
 
     #[test]
     fn write_tells_its_lines() {
         let input = json!({"file_path": "a.txt", "content": "one\ntwo\n"});
         let output = "File created successfully at: a.txt";
-        assert_eq!(result(input, true, output), "+2");
+        assert_eq!(result(ToolKind::Edit, input, true, output), "+2");
     }
 
     #[test]
@@ -230,12 +251,15 @@ mod tests {
         let input = json!({"file_path": "a", "old_string": "x", "new_string": "y"});
         let output =
             "<tool_use_error>String to replace not found in file.\nString: x</tool_use_error>";
-        assert_eq!(result(input, false, output), "String to replace not found in file.");
+        assert_eq!(
+            result(ToolKind::Edit, input, false, output),
+            "String to replace not found in file."
+        );
     }
 
     #[test]
     fn shell_tells_last_line_and_failed_exit() {
-        let shell = |ok, output| result(json!({"command": "make"}), ok, output);
+        let shell = |ok, output| result(ToolKind::Execute, json!({"command": "make"}), ok, output);
         assert_eq!(shell(true, "a\n2 passed\n\n"), "2 passed");
         assert_eq!(shell(true, ""), "");
         assert_eq!(shell(false, "Exit code 2\nmake: *** No rule"), "exit 2: make: *** No rule");
@@ -251,14 +275,14 @@ mod tests {
         let output = "<persisted-output>\nOutput too large (36.2KB). Full output saved to: /x/y.txt\n\n\
                       Preview (first 2KB):\n1\n2\n...\n</persisted-output>";
         assert_eq!(
-            result(json!({"command": "seq 9999"}), true, output),
+            result(ToolKind::Execute, json!({"command": "seq 9999"}), true, output),
             "Output too large (36.2KB)"
         );
     }
 
     #[test]
     fn read_tells_number_of_lines() {
-        let read = |output| result(json!({"file_path": "a"}), true, output);
+        let read = |output| result(ToolKind::Read, json!({"file_path": "a"}), true, output);
         assert_eq!(read("     1→one\n     2→\n    12→"), "12 lines");
         assert_eq!(read("5\tone\n… 900 bytes left out …\n9\ttwo\n"), "5 lines");
         assert_eq!(read("1\tone\n\n<system-reminder>\nbe careful\n</system-reminder>\n"), "1 line");
@@ -269,7 +293,8 @@ mod tests {
 
     #[test]
     fn search_tells_what_was_found() {
-        let search = |output| result(json!({"pattern": "x", "path": "src"}), true, output);
+        let search =
+            |output| result(ToolKind::Search, json!({"pattern": "x", "path": "src"}), true, output);
         assert_eq!(search("Found 3 files\na\nb\nc"), "Found 3 files");
         assert_eq!(search("No files found"), "No files found");
         assert_eq!(search("a.rs:1:x\nb.rs:2:x"), "2 lines");
@@ -277,7 +302,10 @@ mod tests {
 
     #[test]
     fn other_tools_tell_their_last_line() {
-        assert_eq!(result(json!({"url": "https://x"}), true, "a\nb\n"), "b");
-        assert_eq!(result(json!({"todos": []}), true, "Todos have been modified"), "");
+        assert_eq!(result(ToolKind::Fetch, json!({"url": "https://x"}), true, "a\nb\n"), "b");
+        assert_eq!(
+            result(ToolKind::Think, json!({"todos": []}), true, "Todos have been modified"),
+            ""
+        );
     }
 }

@@ -6,6 +6,7 @@
 //! serves one process.
 
 mod claude;
+mod plan;
 mod process;
 pub(crate) mod scripted;
 mod unknown_lines;

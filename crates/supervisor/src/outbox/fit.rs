@@ -32,6 +32,10 @@ pub(super) fn fit(mut body: EventBody) -> Vec<FittedEvent> {
         EventBody::ThoughtDelta { text } if text.len() > MAX_DELTA_BYTES => {
             return split(text).map(|text| (EventBody::ThoughtDelta { text }, None)).collect();
         }
+        EventBody::ToolOutput { call, text } if text.len() > MAX_DELTA_BYTES => {
+            let output = |text| EventBody::ToolOutput { call: call.clone(), text };
+            return split(text).map(|text| (output(text), None)).collect();
+        }
         EventBody::ToolEnded { output, blob, .. } if output.len() > truncate::MAX_TEXT_BYTES => {
             let short = truncate::text(output, truncate::MAX_TEXT_BYTES);
             *blob = Some(new_blob(output));
@@ -65,7 +69,18 @@ fn shorten(body: &mut EventBody) {
         EventBody::ToolStarted { call, name: tool, parent, .. } => {
             [Some(call), Some(tool), parent.as_mut()].into_iter().flatten().for_each(name);
         }
-        EventBody::ToolEnded { call, .. } => name(call),
+        EventBody::ToolEnded { call, .. } | EventBody::ToolOutput { call, .. } => name(call),
+        EventBody::AgentReady { version, model, mcp } => {
+            mcp.truncate(MAX_OPTIONS);
+            let servers = mcp.iter_mut().map(|server| &mut server.name);
+            version.iter_mut().chain(model).chain(servers).for_each(name);
+        }
+        EventBody::Plan { steps } => {
+            steps.truncate(MAX_OPTIONS);
+            let texts = steps.iter_mut().map(|step| &mut step.text);
+            texts.for_each(|text| *text = truncate::text(text, MAX_OPTION_BYTES));
+        }
+        EventBody::Title { title } => name(title),
         EventBody::RequestOpened { request, question, options } => {
             name(request);
             text(question);
@@ -111,6 +126,7 @@ fn split(text: &str) -> impl Iterator<Item = String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use harvest_proto::event::{McpServer, McpState, PlanStep, StepStatus, ToolKind};
     use proptest::prelude::*;
     use serde_json::json;
 
@@ -135,6 +151,7 @@ mod tests {
             call: "c".into(),
             name: "Write".into(),
             input: input.clone(),
+            kind: ToolKind::Other,
             parent: None,
             blob: None,
         };
@@ -154,6 +171,7 @@ mod tests {
             call: "c".into(),
             name: "n".into(),
             input: input.clone(),
+            kind: ToolKind::Other,
             parent: None,
             blob: None,
         };
@@ -174,6 +192,7 @@ mod tests {
         let started = |call, name, parent| EventBody::ToolStarted {
             call,
             name,
+            kind: ToolKind::Other,
             input: Value::Null,
             parent,
             blob: None,
@@ -187,7 +206,7 @@ mod tests {
             EventBody::RequestOpened {
                 request: long(),
                 question: long(),
-                options: vec![word; 100],
+                options: vec![word.clone(); 100],
             },
             EventBody::RequestOpened {
                 request: short(),
@@ -195,6 +214,16 @@ mod tests {
                 options: vec![short(); 1 << 20],
             },
             EventBody::RequestClosed { request: long(), answer: Some(long()) },
+            EventBody::ToolOutput { call: long(), text: long() },
+            EventBody::Title { title: long() },
+            EventBody::Plan {
+                steps: vec![PlanStep { text: word.clone(), status: StepStatus::Pending }; 1000],
+            },
+            EventBody::AgentReady {
+                version: Some(long()),
+                model: Some(long()),
+                mcp: vec![McpServer { name: word.clone(), state: McpState::Failed }; 1000],
+            },
             EventBody::TurnEnded {
                 prompt,
                 outcome: TurnOutcome::Failed,
@@ -226,6 +255,7 @@ mod tests {
             call: long(),
             name: "Bash".into(),
             input: Value::Null,
+            kind: ToolKind::Other,
             parent: None,
             blob: None,
         };

@@ -130,18 +130,24 @@ impl Queue {
         else {
             return false;
         };
-        match (&mut last.body, body) {
+        let (text, delta) = match (&mut last.body, body) {
             (EventBody::TextDelta { text }, EventBody::TextDelta { text: delta })
-            | (EventBody::ThoughtDelta { text }, EventBody::ThoughtDelta { text: delta })
-                if last.turn.as_ref() == turn && text.len() + delta.len() <= MAX_DELTA_BYTES =>
-            {
-                text.push_str(delta);
-                *size += delta.len();
-                self.bytes += delta.len();
-                true
+            | (EventBody::ThoughtDelta { text }, EventBody::ThoughtDelta { text: delta }) => {
+                (text, delta)
             }
-            _ => false,
+            (
+                EventBody::ToolOutput { call, text },
+                EventBody::ToolOutput { call: same, text: delta },
+            ) if call == same => (text, delta),
+            _ => return false,
+        };
+        if last.turn.as_ref() != turn || text.len() + delta.len() > MAX_DELTA_BYTES {
+            return false;
         }
+        text.push_str(delta);
+        *size += delta.len();
+        self.bytes += delta.len();
+        true
     }
 
     fn next(&mut self) -> Option<OutboxEvent> {
@@ -310,6 +316,20 @@ mod tests {
         assert_eq!(outbox.next(), Some(event), "the same blob again");
         outbox.stored(1);
         assert!(has_space(&outbox) && outbox.blob(&id).is_none());
+    }
+
+    #[test]
+    fn live_output_is_merged_per_call() {
+        let outbox = Outbox::new();
+        for (call, text) in [("a", "1"), ("a", "2"), ("b", "3"), ("a", "4")] {
+            outbox.push(None, EventBody::ToolOutput { call: call.into(), text: text.into() });
+        }
+        let bodies: Vec<_> = std::iter::from_fn(|| outbox.next()).map(|event| event.body).collect();
+        let output =
+            |call: &str, text: &str| EventBody::ToolOutput { call: call.into(), text: text.into() };
+        assert_eq!(bodies, [output("a", "12"), output("b", "3"), output("a", "4")]);
+        outbox.stored(3);
+        assert_eq!(outbox.queue.borrow().bytes, 0);
     }
 
     #[test]

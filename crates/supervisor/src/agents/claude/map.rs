@@ -5,13 +5,16 @@
 
 use std::collections::BTreeMap;
 
-use harvest_proto::{EventBody, PromptId};
+use harvest_proto::{
+    EventBody, PromptId,
+    event::{McpServer, McpState, ToolKind},
+};
 use serde_json::{Map, Value};
 
 use super::{INITIALIZE, allow, not_supported, uuid};
 use crate::{
     agents::{
-        Signal,
+        Signal, plan,
         unknown_lines::{MAX_RAW_BYTES, UnknownLines},
     },
     truncate,
@@ -23,6 +26,8 @@ pub(crate) struct Claude {
     command: Option<String>,
     started: bool,
     result: Option<Result<(), String>>,
+    /// The last `AgentReady`.
+    reported: Option<EventBody>,
     pub(super) questions: BTreeMap<String, PendingQuestions>,
     unknown: UnknownLines,
 }
@@ -73,9 +78,9 @@ impl Claude {
         match text(message, "subtype") {
             "session_state_changed" if text(message, "state") == "idle" => self.idle(),
             "api_retry" => retry(message),
+            "init" => self.initialized(message),
             "compact_boundary" => vec![Signal::Event(EventBody::Compacted {})],
-            "init"
-            | "status"
+            "status"
             | "session_state_changed"
             | "background_tasks_changed"
             | "thinking_tokens"
@@ -88,6 +93,30 @@ impl Claude {
             | "hook_response" => Vec::new(),
             _ => self.unknown.record(line),
         }
+    }
+
+    // Claude Code repeats this line in every turn.
+    fn initialized(&mut self, message: &Value) -> Vec<Signal> {
+        let field = |name| Some(text(message, name).to_owned()).filter(|text| !text.is_empty());
+        let servers = message["mcp_servers"].as_array().map_or(&[][..], Vec::as_slice);
+        let server = |server: &Value| McpServer {
+            name: text(server, "name").to_owned(),
+            state: match text(server, "status") {
+                "connected" => McpState::Connected,
+                "pending" => McpState::Starting,
+                _ => McpState::Failed,
+            },
+        };
+        let ready = EventBody::AgentReady {
+            version: field("claude_code_version"),
+            model: field("model"),
+            mcp: servers.iter().map(server).collect(),
+        };
+        if self.reported.as_ref() == Some(&ready) {
+            return Vec::new();
+        }
+        self.reported = Some(ready.clone());
+        vec![Signal::Event(ready)]
     }
 
     fn idle(&mut self) -> Vec<Signal> {
@@ -209,17 +238,33 @@ fn blocks<'a>(message: &'a Value, kind: &'a str) -> impl Iterator<Item = &'a Val
 
 fn tools_started(message: &Value) -> Vec<Signal> {
     let parent = message["parent_tool_use_id"].as_str();
-    blocks(message, "tool_use")
-        .map(|block| {
-            Signal::Event(EventBody::ToolStarted {
-                call: text(block, "id").to_owned(),
-                name: text(block, "name").to_owned(),
-                input: block["input"].clone(),
-                parent: parent.map(str::to_owned),
-                blob: None,
-            })
-        })
-        .collect()
+    let started = |block: &Value| {
+        let (name, input) = (text(block, "name"), &block["input"]);
+        let started = EventBody::ToolStarted {
+            call: text(block, "id").to_owned(),
+            name: name.to_owned(),
+            kind: kind(name),
+            input: input.clone(),
+            parent: parent.map(str::to_owned),
+            blob: None,
+        };
+        // The plan of a sub-agent is not the plan of the turn.
+        let plan = plan::in_tool_input(input).filter(|_| parent.is_none());
+        std::iter::once(started).chain(plan).map(Signal::Event).collect::<Vec<_>>()
+    };
+    blocks(message, "tool_use").flat_map(started).collect()
+}
+
+fn kind(tool: &str) -> ToolKind {
+    match tool {
+        "Bash" | "BashOutput" | "KillShell" => ToolKind::Execute,
+        "Read" | "NotebookRead" | "LS" => ToolKind::Read,
+        "Edit" | "MultiEdit" | "Write" | "NotebookEdit" => ToolKind::Edit,
+        "Grep" | "Glob" | "ToolSearch" => ToolKind::Search,
+        "WebFetch" | "WebSearch" => ToolKind::Fetch,
+        "Agent" | "Task" | "TodoWrite" => ToolKind::Think,
+        _ => ToolKind::Other,
+    }
 }
 
 fn tools_ended(message: &Value) -> Vec<Signal> {

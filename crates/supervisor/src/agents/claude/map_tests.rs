@@ -1,5 +1,6 @@
 //! Lines of Claude Code 2.1.325, without the fields that are not used.
 
+use harvest_proto::event::ToolKind;
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -20,7 +21,6 @@ fn irrelevant_lines_are_dropped() {
         &mut Claude::default(),
         &[
             r#"{"type":"system","subtype":"session_state_changed","state":"running"}"#,
-            r#"{"type":"system","subtype":"init","cwd":"/x","tools":["Bash"]}"#,
             r#"{"type":"system","subtype":"status","status":"requesting"}"#,
             r#"{"type":"command_lifecycle","command_uuid":"1111","state":"queued"}"#,
             r#"{"type":"stream_event","event":{"type":"message_stop"},"parent_tool_use_id":null}"#,
@@ -64,6 +64,7 @@ fn tool_call_starts_and_ends() {
             Signal::Event(EventBody::ToolStarted {
                 call: "toolu_75".into(),
                 name: "Bash".into(),
+                kind: ToolKind::Execute,
                 input: json!({"command": "echo x > made.txt"}),
                 parent: None,
                 blob: None,
@@ -76,6 +77,41 @@ fn tool_call_starts_and_ends() {
             }),
         ]
     );
+}
+
+#[test]
+fn agent_is_reported_ready_when_something_changed() {
+    let init = |state: &str| {
+        format!(
+            r#"{{"type":"system","subtype":"init","cwd":"/x","tools":["Bash"],"mcp_servers":[{{"name":"memory","status":"{state}"}}],"model":"opus","claude_code_version":"2.1.325"}}"#
+        )
+    };
+    let lines = [init("pending"), init("connected"), init("connected")];
+    let signals = interpret(&mut Claude::default(), &lines.each_ref().map(String::as_str));
+    let ready = |state| {
+        Signal::Event(EventBody::AgentReady {
+            version: Some("2.1.325".into()),
+            model: Some("opus".into()),
+            mcp: vec![McpServer { name: "memory".into(), state }],
+        })
+    };
+    assert_eq!(signals, [ready(McpState::Starting), ready(McpState::Connected)]);
+}
+
+#[test]
+fn todo_list_of_the_agent_is_its_plan() {
+    let call = |parent: &str| {
+        format!(
+            r#"{{"type":"assistant","message":{{"content":[{{"type":"tool_use","id":"t","name":"TodoWrite","input":{{"todos":[{{"content":"one","status":"in_progress","activeForm":"Doing one"}}]}}}}]}},"parent_tool_use_id":{parent}}}"#
+        )
+    };
+    let plans = |line: &str| {
+        let signals = interpret(&mut Claude::default(), &[line]);
+        let is_plan = |signal: &&Signal| matches!(signal, Signal::Event(EventBody::Plan { steps }) if steps[0].text == "one");
+        (signals.len(), signals.iter().filter(is_plan).count())
+    };
+    assert_eq!(plans(&call("null")), (2, 1));
+    assert_eq!(plans(&call(r#""toolu_1""#)), (1, 0), "of a sub-agent");
 }
 
 #[test]

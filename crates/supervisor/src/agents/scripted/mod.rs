@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 use harvest_proto::{
     EventBody,
     bridge::{AgentLaunch, TurnRequest},
+    event::ToolKind,
 };
 
 use self::wire::{FromProgram, ToProgram};
@@ -73,7 +74,8 @@ impl Agent for Scripted {
             FromProgram::Text { text } => EventBody::TextDelta { text },
             FromProgram::Thought { text } => EventBody::ThoughtDelta { text },
             FromProgram::Tool { call, name, input } => {
-                EventBody::ToolStarted { call, name, input, parent: None, blob: None }
+                let kind = kind(&name);
+                EventBody::ToolStarted { call, name, kind, input, parent: None, blob: None }
             }
             FromProgram::Result { call, ok, output } => {
                 EventBody::ToolEnded { call, ok, output, blob: None }
@@ -96,6 +98,15 @@ impl Scripted {
         self.questions.insert(request.clone(), own);
         let opened = EventBody::RequestOpened { request: request.clone(), question, options };
         vec![Signal::Event(opened), Signal::Question { request }]
+    }
+}
+
+fn kind(tool: &str) -> ToolKind {
+    match tool {
+        "Bash" => ToolKind::Execute,
+        "Read" => ToolKind::Read,
+        "Write" | "Edit" => ToolKind::Edit,
+        _ => ToolKind::Other,
     }
 }
 
