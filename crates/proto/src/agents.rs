@@ -9,6 +9,8 @@ word_enum!(
         /// Claude Code.
         #[default]
         Claude = "claude",
+        /// OpenCode.
+        Opencode = "opencode",
         /// Plays the script in a prompt; needs no model and only a shell in the image.
         Scripted = "scripted",
     }
@@ -24,6 +26,6 @@ mod tests {
             assert_eq!((name.parse(), agent.to_string().as_str()), (Ok(*agent), *name));
         }
         let unknown = "gpt".parse::<AgentName>().unwrap_err().to_string();
-        assert_eq!(unknown, "unknown agent `gpt`; use `claude` or `scripted`");
+        assert_eq!(unknown, "unknown agent `gpt`; use `claude`, `opencode` or `scripted`");
     }
 }

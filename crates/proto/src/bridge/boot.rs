@@ -63,14 +63,31 @@ pub struct Checkout {
 pub struct AgentLaunch {
     /// Name of the agent.
     pub name: AgentName,
-    /// The agent's id of the conversation, a UUID chosen by the server.
+    /// Id of the conversation, a UUID chosen by the server, for agents that take one. The others
+    /// choose their own id, which the supervisor keeps on the sandbox's disk.
     pub conversation: String,
     /// True when the disk contains that conversation.
     pub resume: bool,
     /// Model to request; the agent's default when absent.
     pub model: Option<String>,
+    /// Protocol of the model service, for agents that speak several.
+    pub protocol: ModelProtocol,
+    /// Whether the agent may ask the user.
+    pub questions: bool,
     /// When to restart the agent after a crash.
     pub restarts: RestartPolicy,
+}
+
+/// A protocol of model services.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ModelProtocol {
+    /// Anthropic Messages.
+    Messages,
+    /// OpenAI Responses.
+    Responses,
+    /// OpenAI Chat Completions.
+    Chat,
 }
 
 /// How often and when a crashed agent is restarted. A completed turn resets the count.

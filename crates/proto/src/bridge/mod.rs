@@ -20,7 +20,7 @@ mod file;
 mod frame;
 mod git;
 
-pub use boot::{AgentLaunch, Boot, BootStart, Checkout, RestartPolicy};
+pub use boot::{AgentLaunch, Boot, BootStart, Checkout, ModelProtocol, RestartPolicy};
 pub use command::{Command, Exit, Terminal};
 pub use file::{FileKind, FileRequest, FileStat};
 pub use frame::{Decoder, Frame, FrameError};

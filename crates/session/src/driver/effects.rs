@@ -4,9 +4,12 @@
 use std::{sync::Arc, time::Duration};
 
 use harvest_proto::{
-    EventBody, PromptId, RepositoryName, SandboxId, SessionId, SnapshotId, TurnId,
+    AgentName, EventBody, PromptId, RepositoryName, SandboxId, SessionId, SnapshotId, TurnId,
     api::Prompt,
-    bridge::{AgentLaunch, Boot, BootStart, Checkout, RestartPolicy, ToSupervisor, TurnRequest},
+    bridge::{
+        AgentLaunch, Boot, BootStart, Checkout, ModelProtocol, RestartPolicy, ToSupervisor,
+        TurnRequest,
+    },
     event::SnapshotKind,
 };
 use harvest_store::{CheckoutRecord, Removal, Write};
@@ -154,6 +157,8 @@ impl Driver {
                 conversation: self.record.conversation.clone(),
                 resume,
                 model: session.model.as_ref().and_then(|model| model.name()).map(str::to_owned),
+                protocol: protocol(session.agent),
+                questions: true,
                 restarts: RestartPolicy::default(),
             }),
             env: self.record.env.clone(),
@@ -466,5 +471,12 @@ where
         }
         tokio::time::sleep(wait).await;
         wait = (wait * 2).min(Duration::from_secs(10));
+    }
+}
+
+/// The protocol in which an agent speaks to its model service.
+fn protocol(agent: AgentName) -> ModelProtocol {
+    match agent {
+        AgentName::Claude | AgentName::Opencode | AgentName::Scripted => ModelProtocol::Messages,
     }
 }

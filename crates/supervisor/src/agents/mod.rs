@@ -5,10 +5,15 @@
 //! interprets the lines. It is pure: lines and requests in, lines and [`Signal`]s out. One value
 //! serves one process.
 
+mod acp;
 mod claude;
+mod conversation;
+mod instructions;
 mod plan;
 mod process;
+mod rpc;
 pub(crate) mod scripted;
+mod tool_calls;
 mod unknown_lines;
 
 use harvest_proto::{
@@ -20,18 +25,18 @@ pub(crate) use self::process::{AgentContext, AgentOutput, AgentProcess};
 
 pub(crate) trait Agent {
     /// The command line. With `resume` the conversation should exist on disk; if it does not, the
-    /// agent exits and is started again without it.
-    fn invocation(&self, launch: &AgentLaunch, cwd: &str, resume: bool) -> Invocation;
+    /// agent exits and is started again without it, or begins a new one by itself.
+    fn invocation(&mut self, start: &AgentStart<'_>) -> Invocation;
 
     /// The first line to send, for agents that do not report [`Signal::Ready`] by themselves.
-    fn init_line(&self) -> Option<String>;
+    fn init_line(&mut self) -> Option<String>;
 
     /// The line that starts a prompt, which ends with [`Signal::Done`].
     fn prompt(&mut self, request: &TurnRequest) -> String;
 
     /// The line that cancels the prompt, which then ends with [`Signal::Done`], or the agent is
-    /// killed.
-    fn cancel(&self) -> String;
+    /// killed. `None` if there is nothing to cancel yet; the agent is then told as soon as it can be.
+    fn cancel(&mut self) -> Option<String>;
 
     /// Handles the user's answer to a [`Signal::Question`].
     fn answer(&mut self, request: &str, answer: &str) -> Vec<Signal>;
@@ -47,15 +52,30 @@ pub(crate) trait Agent {
 pub(crate) fn named(name: AgentName) -> Box<dyn Agent> {
     match name {
         AgentName::Claude => Box::new(claude::Claude::default()),
+        AgentName::Opencode => Box::new(acp::Acp::default()),
         AgentName::Scripted => Box::new(scripted::Scripted::default()),
     }
 }
 
-/// A command line and additional environment variables.
-#[derive(Debug, PartialEq, Eq)]
+/// What an agent is started for.
+#[derive(Debug)]
+pub(crate) struct AgentStart<'a> {
+    pub(crate) launch: &'a AgentLaunch,
+    /// The working directory.
+    pub(crate) cwd: &'a str,
+    /// The folder of [`Invocation::files`].
+    pub(crate) state_folder: &'a str,
+    pub(crate) resume: bool,
+    /// The last [`Signal::Conversation`] on this disk, if it is to be resumed.
+    pub(crate) conversation: Option<String>,
+}
+
+/// A command line, additional environment variables and files in the agent's state folder.
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Invocation {
     pub(crate) argv: Vec<String>,
-    pub(crate) env: &'static [(&'static str, &'static str)],
+    pub(crate) env: Vec<(String, String)>,
+    pub(crate) files: Vec<(&'static str, String)>,
 }
 
 /// The meaning of an agent's line.
@@ -63,6 +83,8 @@ pub(crate) struct Invocation {
 pub(crate) enum Signal {
     /// The agent accepts prompts.
     Ready,
+    /// The agent has chosen this id for its conversation.
+    Conversation(String),
     Event(EventBody),
     /// A line to send back at once.
     Send(String),
@@ -74,4 +96,19 @@ pub(crate) enum Signal {
     Done(Result<(), String>),
     /// The prompt cannot succeed for this reason, though the agent keeps retrying.
     Unrecoverable(String),
+}
+
+/// Why a turn failed whose agent finished without a single event.
+const SILENT_TURN: &str = "the agent ended its turn without any output";
+
+/// Why no attempt of a model call can succeed. `key` is the name of the secret.
+fn key_rejected(key: &str) -> String {
+    format!(
+        "the model service rejected the API key (401); store a valid one with `harvest secret set \
+         {key}`"
+    )
+}
+
+fn owned(env: &[(&str, &str)]) -> Vec<(String, String)> {
+    env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
 }

@@ -1,7 +1,7 @@
 //! A running agent: its process in the agent's cgroup, its lines in both directions, and the tail
 //! of its stderr.
 
-use std::{cell::RefCell, fmt, io, rc::Rc, time::Duration};
+use std::{cell::RefCell, fmt, io, path::PathBuf, rc::Rc, time::Duration};
 
 use harvest_proto::{
     EventBody,
@@ -10,7 +10,7 @@ use harvest_proto::{
 };
 use tokio::{io::AsyncWriteExt, net::unix::pipe, sync::mpsc, time::timeout};
 
-use super::{Agent, Signal};
+use super::{Agent, AgentStart, Invocation, Signal, conversation, owned};
 use crate::{
     capture::describe,
     git::NON_INTERACTIVE,
@@ -19,7 +19,7 @@ use crate::{
     processes::{Child, ProcessExit},
     sandbox::Sandbox,
     truncate::Tail,
-    users::AGENT_USER,
+    users::{AGENT_USER, User},
 };
 
 // From exec to ready: 0.4 s for Claude on an idle machine, minutes on an overloaded one.
@@ -43,9 +43,9 @@ pub(crate) struct AgentContext {
 /// Why an agent did not start.
 #[derive(Debug)]
 pub(crate) struct AgentStartError {
-    /// The exit before it was ready; `None` when there is no process.
+    /// The exit before it was ready; `None` when there is no process, or when it runs but refuses.
     exit: Option<Exit>,
-    /// The tail of stderr, or the reason why there is no process.
+    /// The tail of stderr, or the reason why there is no usable process.
     pub(crate) tail: String,
 }
 
@@ -101,41 +101,49 @@ impl AgentProcess {
         if let Some(line) = agent.agent.init_line() {
             agent.send(line);
         }
-        let ready = timeout(START_TIMEOUT, async {
-            loop {
-                match agent.next().await {
-                    AgentOutput::Signals(signals) if signals.contains(&Signal::Ready) => {
-                        return Ok(());
+        let error = match timeout(START_TIMEOUT, agent.ready()).await {
+            Ok(Ok(())) => return Ok(agent),
+            Ok(Err(error)) => error,
+            Err(_) => AgentStartError { exit: Some(Exit::Timeout), tail: agent.stderr_tail() },
+        };
+        agent.child.kill().await;
+        Err(error)
+    }
+
+    // Waits until the agent is ready. Until then only the events that come with it are of interest.
+    async fn ready(&mut self) -> Result<(), AgentStartError> {
+        loop {
+            let signals = match self.next().await {
+                AgentOutput::Signals(signals) => signals,
+                AgentOutput::Exited(exit) => {
+                    return Err(AgentStartError { exit: Some(exit), tail: self.stderr_tail() });
+                }
+            };
+            let is_ready = signals.contains(&Signal::Ready);
+            for signal in signals {
+                match signal {
+                    Signal::Event(body) if is_ready => self.context.outbox.push(None, body),
+                    Signal::Unrecoverable(tail) => {
+                        return Err(AgentStartError { exit: None, tail });
                     }
-                    AgentOutput::Signals(_) => {}
-                    AgentOutput::Exited(exit) => return Err(exit),
+                    _ => {}
                 }
             }
-        });
-        let exit = match ready.await {
-            Ok(Ok(())) => return Ok(agent),
-            Ok(Err(exit)) => exit,
-            Err(_) => Exit::Timeout,
-        };
-        let tail = agent.stderr_tail();
-        agent.child.kill().await;
-        Err(AgentStartError { exit: Some(exit), tail })
+            if is_ready {
+                return Ok(());
+            }
+        }
     }
 
     async fn spawn(context: &AgentContext, resume: bool) -> Result<Self, String> {
-        let AgentContext { sandbox, launch, cwd, .. } = context;
+        let AgentContext { sandbox, cwd, .. } = context;
         let user = sandbox.user(Some(AGENT_USER)).map_err(|fault| fault.message)?;
-        let agent = super::named(launch.name);
-        let invocation = agent.invocation(launch, cwd, resume);
+        let (agent, invocation) = prepare(context, &user, resume)?;
         let mut spec = sandbox.process_spec(invocation.argv, &user, cwd);
         // Its tools run as the same user; they must not write lines in its name.
         spec.undumpable = true;
-        spec.env.extend(
-            NON_INTERACTIVE
-                .iter()
-                .chain(invocation.env)
-                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned())),
-        );
+        spec.env.extend(owned(&NON_INTERACTIVE));
+        spec.env.extend(invocation.env);
         let oom_before = sandbox.oom.read();
         let (ours, theirs) = pipes(spec.uid, spec.gid, true).map_err(|error| error.to_string())?;
         let joins = &sandbox.agent_group.joins;
@@ -175,8 +183,10 @@ impl AgentProcess {
     }
 
     /// Asks the agent to cancel the prompt.
-    pub(crate) fn interrupt(&self) {
-        self.send(self.agent.cancel());
+    pub(crate) fn interrupt(&mut self) {
+        if let Some(line) = self.agent.cancel() {
+            self.send(line);
+        }
     }
 
     /// Sends the user's answer; returns the resulting signals.
@@ -195,10 +205,25 @@ impl AgentProcess {
         for signal in signals {
             match signal {
                 Signal::Send(line) => self.send(line),
+                Signal::Conversation(id) => self.save_conversation(&id),
                 other => rest.push(other),
             }
         }
         rest
+    }
+
+    fn save_conversation(&self, id: &str) {
+        let AgentContext { sandbox, outbox, launch, .. } = &self.context;
+        let Ok(user) = sandbox.user(Some(AGENT_USER)) else { return };
+        let folder = state_folder(sandbox, &user);
+        if let Err(error) = conversation::save(&user, &folder, launch.name, id) {
+            let message = format!(
+                "cannot save the id of the agent's conversation in {}: {error}; after a restart \
+                 the agent begins a new one",
+                folder.display()
+            );
+            outbox.push(None, EventBody::Warning { message });
+        }
     }
 
     /// The next output. Cancel-safe. Waits while the outbox is full, which slows the agent down
@@ -265,6 +290,35 @@ impl AgentProcess {
             self.child.kill().await;
         }
     }
+}
+
+// The adapter and how it starts its agent. The files that the agent needs are written.
+fn prepare(
+    context: &AgentContext,
+    user: &User,
+    resume: bool,
+) -> Result<(Box<dyn Agent>, Invocation), String> {
+    let AgentContext { sandbox, launch, cwd, .. } = context;
+    let mut agent = super::named(launch.name);
+    let folder = state_folder(sandbox, user);
+    let saved = || conversation::load(user, &folder, launch.name);
+    let invocation = agent.invocation(&AgentStart {
+        launch,
+        cwd,
+        state_folder: &folder.to_string_lossy(),
+        resume,
+        conversation: resume.then(saved).flatten(),
+    });
+    for (name, text) in &invocation.files {
+        conversation::write(user, &folder, name, text)
+            .map_err(|error| format!("cannot write {}/{name}: {error}", folder.display()))?;
+    }
+    Ok((agent, invocation))
+}
+
+fn state_folder(sandbox: &Sandbox, user: &User) -> PathBuf {
+    let home = sandbox.env(user).remove("HOME").unwrap_or_else(|| user.home.clone());
+    conversation::state_folder(&home)
 }
 
 async fn write(mut stdin: pipe::Sender, mut queue: mpsc::UnboundedReceiver<Vec<u8>>) {

@@ -50,8 +50,13 @@ impl Sandbox {
         for name in ["bin", "door", "home", "workspace"] {
             fs::create_dir(at(name)).unwrap();
         }
-        fs::write(at("bin/claude"), include_str!("fake-claude.sh")).unwrap();
-        fs::set_permissions(at("bin/claude"), fs::Permissions::from_mode(0o755)).unwrap();
+        for (program, script) in [
+            ("bin/claude", include_str!("fake-claude.sh")),
+            ("bin/opencode", include_str!("fake-opencode.sh")),
+        ] {
+            fs::write(at(program), script).unwrap();
+            fs::set_permissions(at(program), fs::Permissions::from_mode(0o755)).unwrap();
+        }
         fs::write(at("oom"), "oom_kill 0\n").unwrap();
         let open = |name: &str| {
             let file = File::options().create(true).append(true).read(true).open(at(name)).unwrap();
@@ -177,6 +182,8 @@ impl Sandbox {
                 conversation: "0b5a7e0e-1111-4111-8111-111111111111".into(),
                 resume: false,
                 model: None,
+                protocol: ModelProtocol::Messages,
+                questions: true,
                 restarts: RestartPolicy { first_millis: 1, ..RestartPolicy::default() },
             }),
             env: BTreeMap::from([("GREETING".to_owned(), "hi".to_owned())]),
@@ -189,13 +196,17 @@ impl Sandbox {
     }
 
     pub(crate) fn booted_with(&self, client: &mut Client, agent: AgentName) {
+        self.boot_with(client, agent);
+        client.phase(BootPhase::Ready, PhaseStatus::Done);
+    }
+
+    pub(crate) fn boot_with(&self, client: &mut Client, agent: AgentName) {
         let mut boot = self.boot(BootStart::Fresh, &[]);
         boot.agent.as_mut().unwrap().name = agent;
         assert_eq!(
             client.request(|id| ToSupervisor::Boot { id, boot: Box::new(boot) }),
             Ok(Reply::Done)
         );
-        client.phase(BootPhase::Ready, PhaseStatus::Done);
     }
 }
 

@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use super::{INITIALIZE, allow, not_supported, uuid};
 use crate::{
     agents::{
-        Signal, plan,
+        Signal, key_rejected, plan,
         unknown_lines::{MAX_RAW_BYTES, UnknownLines},
     },
     truncate,
@@ -294,14 +294,11 @@ fn output(content: &Value) -> String {
     }
 }
 
-const KEY_REJECTED: &str = "the model service rejected the API key (401); store a valid one with \
-                            `harvest secret set ANTHROPIC_API_KEY`";
-
 fn retry(message: &Value) -> Vec<Signal> {
     let status = message["error_status"].as_u64().and_then(|status| u16::try_from(status).ok());
     // The agent would retry ten times over minutes, but an invalid key stays invalid.
     if status == Some(401) {
-        return vec![Signal::Unrecoverable(KEY_REJECTED.to_owned())];
+        return vec![Signal::Unrecoverable(key_rejected("ANTHROPIC_API_KEY"))];
     }
     let number = |field: &str| message[field].as_f64().unwrap_or(0.0);
     #[expect(

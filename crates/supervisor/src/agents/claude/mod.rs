@@ -10,7 +10,7 @@ use harvest_proto::{
 use serde_json::{Value, json};
 
 pub(super) use self::map::Claude;
-use super::{Agent, Invocation, Signal};
+use super::{Agent, AgentStart, Invocation, Signal, instructions::instructions, owned};
 
 /// The id of the request whose response means that the agent is ready.
 const INITIALIZE: &str = "initialize";
@@ -34,11 +34,12 @@ const ENV: [(&str, &str); 10] = [
 ];
 
 impl Agent for Claude {
-    fn invocation(&self, launch: &AgentLaunch, cwd: &str, resume: bool) -> Invocation {
-        Invocation { argv: argv(launch, cwd, resume), env: &ENV }
+    fn invocation(&mut self, start: &AgentStart<'_>) -> Invocation {
+        let argv = argv(start.launch, start.cwd, start.resume);
+        Invocation { argv, env: owned(&ENV), files: Vec::new() }
     }
 
-    fn init_line(&self) -> Option<String> {
+    fn init_line(&mut self) -> Option<String> {
         Some(control_request(INITIALIZE, "initialize"))
     }
 
@@ -53,8 +54,8 @@ impl Agent for Claude {
         .to_string()
     }
 
-    fn cancel(&self) -> String {
-        control_request("interrupt", "interrupt")
+    fn cancel(&mut self) -> Option<String> {
+        Some(control_request("interrupt", "interrupt"))
     }
 
     fn answer(&mut self, request: &str, answer: &str) -> Vec<Signal> {
@@ -95,18 +96,10 @@ fn argv(launch: &AgentLaunch, cwd: &str, resume: bool) -> Vec<String> {
     if let Some(model) = &launch.model {
         argv.extend(["--model".to_owned(), model.clone()]);
     }
+    if !launch.questions {
+        argv.extend(["--disallowedTools", "AskUserQuestion"].map(str::to_owned));
+    }
     argv
-}
-
-fn instructions(cwd: &str) -> String {
-    format!(
-        "You work unattended in your own sandbox, in {cwd}. Every repository below /workspace is on \
-         a branch created for this work. To deliver work, commit it and run a plain `git push` in \
-         its folder: a pull request is then opened from the branch, one in each repository. You \
-         need no credentials for git, for the model or for installing packages: never look for any \
-         and never ask for one. Hosts that the network policy does not allow cannot be reached; \
-         report that instead of working around it."
-    )
 }
 
 fn control_request(id: &str, subtype: &str) -> String {
@@ -165,9 +158,15 @@ mod tests {
             conversation: "c0ffee".into(),
             resume: false,
             model: Some("opus".into()),
+            protocol: harvest_proto::bridge::ModelProtocol::Messages,
+            questions: true,
             restarts: harvest_proto::bridge::RestartPolicy::default(),
         };
         let first = argv(&launch, "/workspace/shop", false).join(" ");
+        assert!(!first.contains("AskUserQuestion"));
+        let asks_nothing = AgentLaunch { questions: false, ..launch.clone() };
+        let argv_without = argv(&asks_nothing, "/workspace/shop", false).join(" ");
+        assert!(argv_without.ends_with("--disallowedTools AskUserQuestion"));
         assert!(first.contains("--session-id c0ffee --model opus") && !first.contains("--resume"));
         assert!(argv(&launch, "/workspace/shop", true).join(" ").contains("--resume c0ffee"));
     }

@@ -13,14 +13,10 @@ mod wire;
 
 use std::collections::BTreeMap;
 
-use harvest_proto::{
-    EventBody,
-    bridge::{AgentLaunch, TurnRequest},
-    event::ToolKind,
-};
+use harvest_proto::{EventBody, bridge::TurnRequest, event::ToolKind};
 
 use self::wire::{FromProgram, ToProgram};
-use super::{Agent, Invocation, Signal, unknown_lines::UnknownLines};
+use super::{Agent, AgentStart, Invocation, Signal, unknown_lines::UnknownLines};
 use crate::truncate;
 
 /// The role's name on the command line.
@@ -35,13 +31,13 @@ pub(crate) struct Scripted {
 }
 
 impl Agent for Scripted {
-    fn invocation(&self, launch: &AgentLaunch, _cwd: &str, _resume: bool) -> Invocation {
+    fn invocation(&mut self, start: &AgentStart<'_>) -> Invocation {
         // The launcher runs the same binary, which has no path inside the sandbox.
-        let argv = ["/proc/self/exe", ROLE, &launch.conversation];
-        Invocation { argv: argv.map(str::to_owned).into(), env: &[] }
+        let argv = ["/proc/self/exe", ROLE, &start.launch.conversation];
+        Invocation { argv: argv.map(str::to_owned).into(), ..Invocation::default() }
     }
 
-    fn init_line(&self) -> Option<String> {
+    fn init_line(&mut self) -> Option<String> {
         None
     }
 
@@ -50,8 +46,8 @@ impl Agent for Scripted {
         ToProgram::Prompt { prompt: request.prompt.clone(), text: request.text.clone() }.line()
     }
 
-    fn cancel(&self) -> String {
-        ToProgram::Cancel.line()
+    fn cancel(&mut self) -> Option<String> {
+        Some(ToProgram::Cancel.line())
     }
 
     fn answer(&mut self, request: &str, answer: &str) -> Vec<Signal> {

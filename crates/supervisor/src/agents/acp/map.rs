@@ -1,0 +1,212 @@
+//! Interprets the lines of an agent that speaks ACP. Pure: a line in, signals out.
+//!
+//! A turn ends when its prompt is answered *and* no tool call is open.
+
+use harvest_proto::{EventBody, event::ToolKind};
+use serde_json::{Value, json};
+
+use super::{Acp, Purpose};
+use crate::agents::{
+    SILENT_TURN, Signal, conversation, plan,
+    rpc::{self, Message, RpcError, text},
+    tool_calls::with_exit_code,
+};
+
+impl Acp {
+    pub(super) fn interpret(&mut self, line: &[u8]) -> Vec<Signal> {
+        match Message::parse(line) {
+            Some(Message::Request { id, method, params }) => {
+                vec![Signal::Send(self.answer_to(&id, &method, &params))]
+            }
+            Some(Message::Response { id, result }) => match self.requests.close(id) {
+                Some(purpose) => self.responded(purpose, result),
+                None => self.unknown.record(line),
+            },
+            Some(Message::Notification { method, params }) if method == "session/update" => {
+                self.updated(&params, line)
+            }
+            // Methods that begin with an underscore are extensions.
+            Some(Message::Notification { method, .. }) if method.starts_with('_') => Vec::new(),
+            Some(Message::Notification { .. }) | None => self.unknown.record(line),
+        }
+    }
+
+    // Everything is allowed inside the sandbox. Files and terminals are not offered.
+    fn answer_to(&self, id: &Value, method: &str, params: &Value) -> String {
+        if method != "session/request_permission" {
+            return rpc::method_not_found(id, method);
+        }
+        let options = params["options"].as_array().map_or(&[][..], Vec::as_slice);
+        let of_kind = |kind| options.iter().find(|option| text(option, "kind") == kind);
+        let outcome = match of_kind("allow_always").or_else(|| of_kind("allow_once")) {
+            Some(option) => json!({"outcome": "selected", "optionId": option["optionId"]}),
+            None => json!({"outcome": "cancelled"}),
+        };
+        rpc::reply(id, &json!({"outcome": outcome}))
+    }
+
+    fn responded(&mut self, purpose: Purpose, result: Result<Value, RpcError>) -> Vec<Signal> {
+        match (purpose, result) {
+            (Purpose::Initialize, Ok(result)) => self.initialized(&result),
+            (Purpose::New, Ok(result)) => {
+                let session = text(&result, "sessionId");
+                if conversation::is_id(session) {
+                    return self.ready(session, &result);
+                }
+                vec![Signal::Unrecoverable("the agent gave no id of its conversation".to_owned())]
+            }
+            (Purpose::Resume, Ok(result)) => {
+                let session = self.saved.clone().unwrap_or_default();
+                self.ready(&session, &result)
+            }
+            (Purpose::Resume, Err(_)) => {
+                self.replaying = false;
+                vec![self.new_session()]
+            }
+            (Purpose::Initialize | Purpose::New, Err(error)) => {
+                vec![Signal::Unrecoverable(error.message)]
+            }
+            (Purpose::Prompt, Err(error)) => {
+                self.tools.clear();
+                vec![Signal::Done(Err(error.message))]
+            }
+            (Purpose::Prompt, Ok(result)) => {
+                self.reply = Some(outcome(text(&result, "stopReason")));
+                self.ended()
+            }
+        }
+    }
+
+    // The end of the turn, if nothing is missing.
+    fn ended(&mut self) -> Vec<Signal> {
+        if !self.tools.is_empty() && !self.cancelled {
+            return Vec::new();
+        }
+        let Some(reply) = self.reply.take() else { return Vec::new() };
+        let silent = || SILENT_TURN.to_owned();
+        vec![Signal::Done(if self.spoke { reply } else { reply.and(Err(silent())) })]
+    }
+
+    fn updated(&mut self, params: &Value, line: &[u8]) -> Vec<Signal> {
+        // Sub-agents have conversations of their own, and report through their tool call.
+        if self.replaying || text(params, "sessionId") != self.session {
+            return Vec::new();
+        }
+        let update = &params["update"];
+        match text(update, "sessionUpdate") {
+            "agent_message_chunk" => chunk(update, |text| EventBody::TextDelta { text }),
+            "agent_thought_chunk" => chunk(update, |text| EventBody::ThoughtDelta { text }),
+            "tool_call" | "tool_call_update" => self.tool_updated(update),
+            "plan" => {
+                plan::plan(&update["entries"], "content").map(Signal::Event).into_iter().collect()
+            }
+            "session_info_update" => match text(update, "title") {
+                "" => Vec::new(),
+                title => vec![Signal::Event(EventBody::Title { title: title.to_owned() })],
+            },
+            "user_message_chunk"
+            | "available_commands_update"
+            | "current_mode_update"
+            | "config_option_update"
+            | "usage_update" => Vec::new(),
+            _ => self.unknown.record(line),
+        }
+    }
+
+    // A call is announced before its arguments are complete; it starts when it runs.
+    fn tool_updated(&mut self, update: &Value) -> Vec<Signal> {
+        let call = text(update, "toolCallId");
+        let tool = self.tools.open(call);
+        if tool.name.is_empty() {
+            text(update, "title").clone_into(&mut tool.name);
+        }
+        if let Some(kind) = update["kind"].as_str() {
+            tool.kind = kind_of(kind);
+        }
+        if update["rawInput"].is_object() {
+            tool.input = update["rawInput"].clone();
+        }
+        let output = output(&update["content"]);
+        match text(update, "status") {
+            status @ ("completed" | "failed") => {
+                let plan = plan::in_tool_input(&tool.input).map(Signal::Event);
+                let mut signals = self.tool_ended(call, status == "completed", output, update);
+                signals.extend(plan);
+                self.spoke = true;
+                signals.extend(self.ended());
+                signals
+            }
+            "in_progress" => {
+                let mut signals = self.tools.start(call);
+                signals.extend(self.tools.output_so_far(call, &output));
+                signals
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn tool_ended(&mut self, call: &str, ok: bool, output: String, update: &Value) -> Vec<Signal> {
+        let raw = &update["rawOutput"];
+        let code = raw["metadata"]["exit"].as_i64();
+        let output = match (output.is_empty(), raw) {
+            (true, Value::String(text)) => text.clone(),
+            (true, raw) => text(raw, "output").to_owned(),
+            (false, _) => output,
+        };
+        let ok = ok && code.unwrap_or(0) == 0;
+        self.tools.end(call, ok, with_exit_code(output, code))
+    }
+}
+
+fn chunk(update: &Value, body: impl Fn(String) -> EventBody) -> Vec<Signal> {
+    match text(&update["content"], "text") {
+        "" => Vec::new(),
+        text => vec![Signal::Event(body(text.to_owned()))],
+    }
+}
+
+fn outcome(stop_reason: &str) -> Result<(), String> {
+    match stop_reason {
+        "end_turn" => Ok(()),
+        "cancelled" => Err("the agent cancelled the turn".to_owned()),
+        "max_tokens" => Err("the model reached its limit of tokens".to_owned()),
+        "max_turn_requests" => Err("the agent reached its limit of model calls".to_owned()),
+        "refusal" => Err("the model refused to continue".to_owned()),
+        _ => Err("the agent ended the turn for an unknown reason".to_owned()),
+    }
+}
+
+fn kind_of(kind: &str) -> ToolKind {
+    match kind {
+        "delete" | "move" => ToolKind::Edit,
+        kind => kind.parse().unwrap_or_default(),
+    }
+}
+
+fn output(content: &Value) -> String {
+    let blocks = content.as_array().map_or(&[][..], Vec::as_slice);
+    let parts = blocks.iter().map(|block| match text(block, "type") {
+        "content" => match text(&block["content"], "type") {
+            "text" => text(&block["content"], "text").to_owned(),
+            kind => format!("[{kind}]"),
+        },
+        "diff" => format!("[diff of {}]", text(block, "path")),
+        kind => format!("[{kind}]"),
+    });
+    parts.collect::<Vec<_>>().join("\n")
+}
+
+/// The model that a conversation uses.
+pub(super) fn model(result: &Value) -> Option<String> {
+    let options = result["configOptions"].as_array().map_or(&[][..], Vec::as_slice);
+    let option = options.iter().find(|option| text(option, "id") == "model");
+    let current = option.map_or_else(
+        || text(&result["models"], "currentModelId"),
+        |option| text(option, "currentValue"),
+    );
+    Some(current.to_owned()).filter(|model| !model.is_empty())
+}
+
+#[cfg(test)]
+#[path = "map_tests.rs"]
+mod tests;

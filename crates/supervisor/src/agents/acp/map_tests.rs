@@ -1,0 +1,268 @@
+//! Lines of OpenCode 1.18.33, without the fields that are not used.
+
+use harvest_proto::{
+    bridge::{Author, TurnRequest},
+    event::{PlanStep, StepStatus},
+};
+use proptest::prelude::*;
+
+use super::*;
+use crate::agents::Agent;
+
+const SESSION: &str = "ses_e1b1";
+const INITIALIZED: &str = r#"{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":1,"agentCapabilities":{"loadSession":true,"sessionCapabilities":{"close":{},"fork":{},"list":{},"resume":{}}},"agentInfo":{"name":"OpenCode","version":"1.18.33"}}}"#;
+const OPENED: &str = r#"{"jsonrpc":"2.0","id":2,"result":{"sessionId":"ses_e1b1","configOptions":[{"id":"model","currentValue":"harvest/main"},{"id":"mode","currentValue":"build"}]}}"#;
+
+fn lines(acp: &mut Acp, lines: &[String]) -> Vec<Signal> {
+    lines.iter().flat_map(|line| acp.parse_line(line.as_bytes())).collect()
+}
+
+fn update(update: Value) -> String {
+    let params = json!({"sessionId": SESSION, "update": update});
+    json!({"jsonrpc": "2.0", "method": "session/update", "params": params}).to_string()
+}
+
+fn chunk_of(text: &str) -> String {
+    let content = json!({"type": "text", "text": text});
+    update(json!({"sessionUpdate": "agent_message_chunk", "messageId": "m", "content": content}))
+}
+
+fn replied(reason: &str) -> String {
+    json!({"jsonrpc": "2.0", "id": 3, "result": {"stopReason": reason}}).to_string()
+}
+
+/// An agent that has got its first prompt.
+fn prompted() -> Acp {
+    let mut acp = Acp::default();
+    acp.init_line();
+    lines(&mut acp, &[INITIALIZED.into(), OPENED.into()]);
+    let author = Author { name: "A".into(), email: "a@localhost".into() };
+    let (prompt, turn) = ("prm_000000000001".parse().unwrap(), "trn_000000000001".parse().unwrap());
+    acp.prompt(&TurnRequest { prompt, turn, number: 1, text: "go".into(), author });
+    acp
+}
+
+fn sent(signals: &[Signal]) -> Vec<Value> {
+    let sent = signals.iter().filter_map(|signal| match signal {
+        Signal::Send(line) => Some(serde_json::from_str(line).unwrap()),
+        _ => None,
+    });
+    sent.collect()
+}
+
+#[test]
+fn new_conversation_is_kept_and_reported() {
+    let mut acp = Acp { cwd: "/w".into(), ..Acp::default() };
+    acp.init_line();
+    let signals = lines(&mut acp, &[INITIALIZED.into()]);
+    assert_eq!(sent(&signals)[0]["method"], "session/new");
+    assert_eq!(sent(&signals)[0]["params"], json!({"cwd": "/w", "mcpServers": []}));
+    let ready = EventBody::AgentReady {
+        version: Some("1.18.33".into()),
+        model: Some("harvest/main".into()),
+        mcp: vec![],
+    };
+    assert_eq!(
+        lines(&mut acp, &[OPENED.into()]),
+        [Signal::Conversation(SESSION.into()), Signal::Event(ready), Signal::Ready]
+    );
+}
+
+#[test]
+fn saved_conversation_is_resumed_where_offered() {
+    let with = |capabilities: Value| {
+        let mut acp = Acp { saved: Some("ses_1".into()), ..Acp::default() };
+        acp.init_line();
+        let result = json!({"agentCapabilities": capabilities});
+        let line = json!({"jsonrpc": "2.0", "id": 1, "result": result}).to_string();
+        let sent = sent(&lines(&mut acp, &[line])).remove(0);
+        (sent["method"].as_str().unwrap().to_owned(), sent["params"]["sessionId"].clone())
+    };
+    let all = json!({"loadSession": true, "sessionCapabilities": {"resume": {}}});
+    assert_eq!(with(all), ("session/resume".into(), json!("ses_1")));
+    assert_eq!(with(json!({"loadSession": true})), ("session/load".into(), json!("ses_1")));
+    assert_eq!(with(json!({})).0, "session/new");
+}
+
+#[test]
+fn replayed_history_becomes_no_event() {
+    let mut acp = Acp { saved: Some(SESSION.into()), ..Acp::default() };
+    acp.init_line();
+    lines(&mut acp, &[INITIALIZED.into()]);
+    let replay = [
+        update(json!({"sessionUpdate": "user_message_chunk", "content": {"text": "do"}})),
+        chunk_of("Working."),
+        update(json!({"sessionUpdate": "tool_call", "toolCallId": "t", "status": "completed"})),
+    ];
+    assert_eq!(lines(&mut acp, &replay), []);
+    let done = r#"{"jsonrpc":"2.0","id":2,"result":{}}"#.to_owned();
+    assert!(lines(&mut acp, &[done]).contains(&Signal::Ready));
+    assert_eq!(lines(&mut acp, &[chunk_of("new")]).len(), 1);
+}
+
+#[test]
+fn missing_conversation_begins_anew() {
+    let mut acp = Acp { saved: Some("ses_gone".into()), ..Acp::default() };
+    acp.init_line();
+    lines(&mut acp, &[INITIALIZED.into()]);
+    let failed = r#"{"jsonrpc":"2.0","id":2,"error":{"code":-32603,"message":"Internal error: OpenCode service failure"}}"#;
+    assert_eq!(sent(&lines(&mut acp, &[failed.into()]))[0]["method"], "session/new");
+}
+
+#[test]
+fn text_and_thoughts_are_streamed() {
+    let thought = json!({"sessionUpdate": "agent_thought_chunk", "content": {"text": "hm"}});
+    let empty = json!({"sessionUpdate": "agent_thought_chunk", "content": {"text": ""}});
+    let signals = lines(&mut prompted(), &[update(thought), update(empty), chunk_of("Working.")]);
+    assert_eq!(
+        signals,
+        [
+            Signal::Event(EventBody::ThoughtDelta { text: "hm".into() }),
+            Signal::Event(EventBody::TextDelta { text: "Working.".into() }),
+        ]
+    );
+}
+
+fn tool(status: &str, kind: &str, input: Value, output: &str) -> String {
+    let content = json!([{"type": "content", "content": {"type": "text", "text": output}}]);
+    let content = if output.is_empty() { Value::Null } else { content };
+    let start = if status == "pending" { "tool_call" } else { "tool_call_update" };
+    update(json!({
+        "sessionUpdate": start, "toolCallId": "toolu_2", "title": kind, "kind": kind,
+        "status": status, "rawInput": input, "content": content,
+    }))
+}
+
+#[test]
+fn tool_starts_with_its_complete_input() {
+    let input = json!({"command": "make", "cwd": "/w"});
+    let signals = lines(
+        &mut prompted(),
+        &[
+            tool("pending", "execute", json!({"cwd": "/w"}), ""),
+            tool("in_progress", "execute", input.clone(), ""),
+            tool("in_progress", "execute", input.clone(), "line 1\n"),
+            tool("in_progress", "execute", input.clone(), "line 1\nline 2\n"),
+            update(json!({
+                "sessionUpdate": "tool_call_update", "toolCallId": "toolu_2", "status": "completed",
+                "content": [{"type": "content", "content": {"type": "text", "text": "(no output)"}}],
+                "rawOutput": {"output": "(no output)", "metadata": {"exit": 3}},
+            })),
+        ],
+    );
+    let call = || "toolu_2".to_owned();
+    assert_eq!(
+        signals,
+        [
+            Signal::Event(EventBody::ToolStarted {
+                call: call(),
+                name: "execute".into(),
+                kind: ToolKind::Execute,
+                input,
+                parent: None,
+                blob: None,
+            }),
+            Signal::Event(EventBody::ToolOutput { call: call(), text: "line 1\n".into() }),
+            Signal::Event(EventBody::ToolOutput { call: call(), text: "line 2\n".into() }),
+            Signal::Event(EventBody::ToolEnded {
+                call: call(),
+                ok: false,
+                output: "(no output)\n(exit code 3)".into(),
+                blob: None,
+            }),
+        ]
+    );
+}
+
+#[test]
+fn todo_list_of_a_tool_is_a_plan() {
+    let input = json!({"todos": [{"content": "one", "status": "in_progress", "id": "1"}]});
+    let signals = lines(
+        &mut prompted(),
+        &[tool("pending", "other", json!({}), ""), tool("completed", "other", input, "1 todos")],
+    );
+    let steps = vec![PlanStep { text: "one".into(), status: StepStatus::InProgress }];
+    assert_eq!(signals.last(), Some(&Signal::Event(EventBody::Plan { steps })));
+}
+
+#[test]
+fn turn_ends_after_reply_and_open_tools() {
+    let mut acp = prompted();
+    lines(&mut acp, &[tool("pending", "execute", json!({}), "")]);
+    assert_eq!(lines(&mut acp, &[replied("end_turn")]), []);
+    let signals = lines(&mut acp, &[tool("completed", "execute", json!({}), "x")]);
+    assert_eq!(signals.last(), Some(&Signal::Done(Ok(()))));
+}
+
+#[test]
+fn cancelled_turn_ends_with_its_tools_open() {
+    let mut acp = prompted();
+    lines(&mut acp, &[tool("in_progress", "execute", json!({}), "")]);
+    assert!(acp.cancel().unwrap().contains("session/cancel"));
+    let signals = lines(&mut acp, &[replied("cancelled")]);
+    assert!(matches!(signals[..], [Signal::Done(Err(_))]), "{signals:?}");
+}
+
+#[test]
+fn reply_without_any_event_fails() {
+    let signals = lines(&mut prompted(), &[replied("end_turn")]);
+    assert_eq!(signals, [Signal::Done(Err(SILENT_TURN.into()))]);
+    let signals = lines(&mut prompted(), &[chunk_of("x"), replied("refusal")]);
+    assert!(matches!(&signals[1], Signal::Done(Err(why)) if why.contains("refused")));
+}
+
+#[test]
+fn error_of_the_prompt_is_the_turns_error() {
+    let failed = r#"{"jsonrpc":"2.0","id":3,"error":{"code":-32603,"message":"Internal error: bad key","data":{"errorName":"APIError"}}}"#;
+    let signals = lines(&mut prompted(), &[failed.into()]);
+    assert_eq!(signals, [Signal::Done(Err("Internal error: bad key".into()))]);
+}
+
+#[test]
+fn every_request_is_answered() {
+    let request = |method: &str, params: Value| {
+        json!({"jsonrpc": "2.0", "id": 9, "method": method, "params": params}).to_string()
+    };
+    let option = |kind: &str| json!({"optionId": kind, "kind": kind});
+    let permission = json!({"options": [option("reject_once"), option("allow_once")]});
+    let asked = |line| sent(&lines(&mut Acp::default(), &[line])).remove(0);
+    let answer = asked(request("session/request_permission", permission));
+    assert_eq!(answer["result"]["outcome"]["optionId"], "allow_once");
+    let answer = asked(request("session/request_permission", json!({})));
+    assert_eq!(answer["result"]["outcome"]["outcome"], "cancelled");
+    for method in ["fs/read_text_file", "terminal/create", "elicitation/create", "x"] {
+        assert_eq!(asked(request(method, json!({})))["error"]["code"], -32601, "{method}");
+    }
+}
+
+#[test]
+fn other_conversations_and_known_noise_are_dropped() {
+    let mut foreign = chunk_of("x").replace(SESSION, "ses_child");
+    foreign.push(' ');
+    let noise = [
+        foreign,
+        update(json!({"sessionUpdate": "usage_update", "used": 100})),
+        update(json!({"sessionUpdate": "available_commands_update", "availableCommands": []})),
+    ];
+    assert_eq!(lines(&mut prompted(), &noise), []);
+    let signals = lines(&mut prompted(), &[update(json!({"sessionUpdate": "from_the_future"}))]);
+    assert!(matches!(signals[..], [Signal::Event(EventBody::AgentRaw { .. })]), "{signals:?}");
+    let titled = update(json!({"sessionUpdate": "session_info_update", "title": "Fix it"}));
+    let title = EventBody::Title { title: "Fix it".into() };
+    assert_eq!(lines(&mut prompted(), &[titled]), [Signal::Event(title)]);
+}
+
+proptest! {
+    #[test]
+    fn arbitrary_updates_never_panic(kind in "[a-z_]{0,12}", field in "[a-zA-Z]{0,8}", value in ".{0,20}") {
+        for update in [
+            json!({"sessionUpdate": kind, field.clone(): value}),
+            json!({"sessionUpdate": "tool_call_update", field.clone(): [value], "status": kind}),
+            json!({"sessionUpdate": "plan", "entries": {field: value}}),
+        ] {
+            let params = json!({"sessionId": SESSION, "update": update});
+            let line = json!({"method": "session/update", "params": params}).to_string();
+            prompted().parse_line(line.as_bytes());
+        }
+    }
+}

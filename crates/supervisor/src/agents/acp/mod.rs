@@ -1,0 +1,136 @@
+//! Agents that speak the Agent Client Protocol, version 1, over stdin and stdout: the requests sent
+//! to them. `map.rs` interprets their lines. Tested with OpenCode 1.18.33.
+//!
+//! ```text
+//! initialize ─▶ session/resume, or session/load ──error──▶ session/new ─▶ ready ─▶ session/prompt…
+//!            └─ without a saved conversation ────────────▶
+//! ```
+
+mod map;
+mod opencode;
+
+use harvest_proto::{EventBody, bridge::TurnRequest};
+use serde_json::{Value, json};
+
+use super::{
+    Agent, AgentStart, Invocation, Signal, rpc, rpc::OpenRequests, tool_calls::ToolCalls,
+    unknown_lines::UnknownLines,
+};
+
+/// The state of the protocol.
+#[derive(Debug, Default)]
+pub(crate) struct Acp {
+    requests: OpenRequests<Purpose>,
+    cwd: String,
+    /// The conversation to resume.
+    saved: Option<String>,
+    /// The conversation.
+    session: String,
+    version: Option<String>,
+    /// Whether the agent replays a conversation; none of it is new.
+    replaying: bool,
+    /// Whether the prompt has caused an event.
+    spoke: bool,
+    tools: ToolCalls,
+    /// Whether the prompt was cancelled; its open tool calls may never end.
+    cancelled: bool,
+    /// The reply to the prompt, while tool calls are open.
+    reply: Option<Result<(), String>>,
+    unknown: UnknownLines,
+}
+
+/// What a request was for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    Initialize,
+    /// Continue the saved conversation.
+    Resume,
+    New,
+    Prompt,
+}
+
+impl Agent for Acp {
+    fn invocation(&mut self, start: &AgentStart<'_>) -> Invocation {
+        start.cwd.clone_into(&mut self.cwd);
+        self.saved.clone_from(&start.conversation);
+        opencode::invocation(start)
+    }
+
+    fn init_line(&mut self) -> Option<String> {
+        let files = json!({"readTextFile": false, "writeTextFile": false});
+        let params = json!({
+            "protocolVersion": 1,
+            "clientCapabilities": {"fs": files, "terminal": false},
+            "clientInfo": {"name": "harvest", "version": env!("CARGO_PKG_VERSION")},
+        });
+        Some(self.requests.request(Purpose::Initialize, "initialize", &params))
+    }
+
+    fn prompt(&mut self, request: &TurnRequest) -> String {
+        (self.spoke, self.cancelled) = (false, false);
+        self.reply = None;
+        self.tools.clear();
+        self.unknown.reset();
+        let params = json!({
+            "sessionId": self.session,
+            "prompt": [{"type": "text", "text": request.text}],
+        });
+        self.requests.request(Purpose::Prompt, "session/prompt", &params)
+    }
+
+    fn cancel(&mut self) -> Option<String> {
+        self.cancelled = true;
+        Some(rpc::notification("session/cancel", &json!({"sessionId": self.session})))
+    }
+
+    /// The protocol has no questions, so there is nothing to answer.
+    fn answer(&mut self, _request: &str, _answer: &str) -> Vec<Signal> {
+        Vec::new()
+    }
+
+    fn parse_line(&mut self, line: &[u8]) -> Vec<Signal> {
+        let signals = self.interpret(line);
+        let says = |signal: &Signal| matches!(signal, Signal::Event(_));
+        self.spoke |= signals.iter().any(says);
+        signals
+    }
+
+    fn take_open_requests(&mut self) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+impl Acp {
+    /// The agent is initialized: opens the conversation.
+    fn initialized(&mut self, result: &Value) -> Vec<Signal> {
+        let version = rpc::text(&result["agentInfo"], "version");
+        self.version = Some(version.to_owned()).filter(|version| !version.is_empty());
+        let capabilities = &result["agentCapabilities"];
+        let resumes = capabilities["sessionCapabilities"]["resume"].is_object();
+        let loads = capabilities["loadSession"].as_bool().unwrap_or(false);
+        let method = match self.saved {
+            Some(_) if resumes => "session/resume",
+            Some(_) if loads => "session/load",
+            _ => return vec![self.new_session()],
+        };
+        self.replaying = true;
+        let params = json!({"sessionId": self.saved, "cwd": self.cwd, "mcpServers": []});
+        vec![Signal::Send(self.requests.request(Purpose::Resume, method, &params))]
+    }
+
+    fn new_session(&mut self) -> Signal {
+        let params = json!({"cwd": self.cwd, "mcpServers": []});
+        Signal::Send(self.requests.request(Purpose::New, "session/new", &params))
+    }
+
+    fn ready(&mut self, session: &str, result: &Value) -> Vec<Signal> {
+        self.replaying = false;
+        session.clone_into(&mut self.session);
+        let ready = EventBody::AgentReady {
+            version: self.version.clone(),
+            model: map::model(result),
+            mcp: Vec::new(),
+        };
+        vec![Signal::Conversation(session.to_owned()), Signal::Event(ready), Signal::Ready]
+    }
+}

@@ -1,0 +1,115 @@
+//! The command line and the configuration of OpenCode.
+
+use harvest_proto::bridge::{AgentLaunch, ModelProtocol};
+use serde_json::{Value, json};
+
+use crate::agents::{AgentStart, Invocation, instructions::instructions, owned};
+
+/// Its HTTP interface, for `opencode attach` inside the sandbox.
+const PORT: &str = "4096";
+
+/// The model service. The key is a placeholder: the gateway holds the real one.
+const MODEL_URL: &str = "http://model.harvest.internal/v1";
+const KEY: &str = "held-by-the-gateway";
+
+/// The model if the session names none.
+const DEFAULT_MODEL: &str = "claude-sonnet-4-5";
+
+const INSTRUCTIONS: &str = "opencode-instructions.md";
+
+/// Nothing is fetched at run time.
+const ENV: [(&str, &str); 4] = [
+    ("OPENCODE_DISABLE_AUTOUPDATE", "1"),
+    ("OPENCODE_DISABLE_MODELS_FETCH", "1"),
+    ("OPENCODE_DISABLE_LSP_DOWNLOAD", "1"),
+    ("OPENCODE_DISABLE_DEFAULT_PLUGINS", "1"),
+];
+
+pub(super) fn invocation(start: &AgentStart<'_>) -> Invocation {
+    let argv = ["opencode", "acp", "--port", PORT, "--hostname", "127.0.0.1"];
+    let instructions_file = format!("{}/{INSTRUCTIONS}", start.state_folder);
+    let mut env = owned(&ENV);
+    let config = config(start.launch, &instructions_file).to_string();
+    env.push(("OPENCODE_CONFIG_CONTENT".to_owned(), config));
+    Invocation {
+        argv: argv.map(str::to_owned).into(),
+        env,
+        files: vec![(INSTRUCTIONS, instructions(start.cwd))],
+    }
+}
+
+fn config(launch: &AgentLaunch, instructions: &str) -> Value {
+    let name = launch.model.as_deref().unwrap_or(DEFAULT_MODEL);
+    let model = format!("harvest/{name}");
+    let package = match launch.protocol {
+        ModelProtocol::Messages => "@ai-sdk/anthropic",
+        ModelProtocol::Responses => "@ai-sdk/openai",
+        ModelProtocol::Chat => "@ai-sdk/openai-compatible",
+    };
+    let question = if launch.questions { "allow" } else { "deny" };
+    json!({
+        "autoupdate": false,
+        "share": "disabled",
+        // Harvest takes snapshots.
+        "snapshot": false,
+        "lsp": false,
+        "formatter": false,
+        "model": model,
+        "small_model": model,
+        "enabled_providers": ["harvest"],
+        "instructions": [instructions],
+        "permission": {
+            "*": "allow",
+            "external_directory": "allow",
+            "doom_loop": "allow",
+            "question": question,
+        },
+        "provider": {"harvest": {
+            "name": "Harvest",
+            "npm": package,
+            "options": {"baseURL": MODEL_URL, "apiKey": KEY},
+            "models": {name: {"limit": {"context": 200_000, "output": 32_000}}},
+        }},
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use harvest_proto::{AgentName, bridge::RestartPolicy, door::MODEL_NAME};
+
+    use super::*;
+
+    fn launch(protocol: ModelProtocol, questions: bool) -> AgentLaunch {
+        AgentLaunch {
+            name: AgentName::Opencode,
+            conversation: "c".into(),
+            resume: false,
+            model: Some("m/1".into()),
+            protocol,
+            questions,
+            restarts: RestartPolicy::default(),
+        }
+    }
+
+    #[test]
+    fn model_requests_go_through_the_gateway() {
+        let config = config(&launch(ModelProtocol::Messages, true), "/i");
+        let provider = &config["provider"]["harvest"];
+        assert_eq!(provider["options"]["baseURL"], format!("http://{MODEL_NAME}/v1"));
+        assert_eq!(provider["npm"], "@ai-sdk/anthropic");
+        assert_eq!(config["model"], "harvest/m/1");
+        assert!(provider["models"]["m/1"].is_object());
+    }
+
+    #[test]
+    fn questions_can_be_taken_away() {
+        let question = |questions| {
+            let config = config(&launch(ModelProtocol::Chat, questions), "/i");
+            config["permission"]["question"].as_str().map(str::to_owned)
+        };
+        assert_eq!(
+            (question(true).as_deref(), question(false).as_deref()),
+            (Some("allow"), Some("deny"))
+        );
+    }
+}

@@ -1,0 +1,156 @@
+//! The open tool calls of a turn, for agents that report a call in several lines: each call starts
+//! once and ends once, and its output is reported while it runs.
+
+use std::collections::BTreeMap;
+
+use harvest_proto::{EventBody, event::ToolKind};
+use serde_json::Value;
+
+use super::Signal;
+
+// Of one call, while it runs. `ToolEnded` has all of the output.
+const MAX_LIVE_BYTES: usize = 64 * 1024;
+
+/// A tool call that has not ended.
+#[derive(Debug, Default)]
+pub(super) struct ToolCall {
+    pub(super) name: String,
+    pub(super) kind: ToolKind,
+    pub(super) input: Value,
+    started: bool,
+    /// The output reported so far.
+    live: String,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct ToolCalls(BTreeMap<String, ToolCall>);
+
+impl ToolCalls {
+    /// The call of this id, which is new if it was not open.
+    pub(super) fn open(&mut self, call: &str) -> &mut ToolCall {
+        self.0.entry(call.to_owned()).or_default()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// Reports the start of a call, once.
+    pub(super) fn start(&mut self, call: &str) -> Vec<Signal> {
+        let tool = self.open(call);
+        if std::mem::replace(&mut tool.started, true) {
+            return Vec::new();
+        }
+        let started = EventBody::ToolStarted {
+            call: call.to_owned(),
+            name: tool.name.clone(),
+            kind: tool.kind,
+            input: tool.input.clone(),
+            parent: None,
+            blob: None,
+        };
+        vec![Signal::Event(started)]
+    }
+
+    /// Reports what a running call has written.
+    pub(super) fn output(&mut self, call: &str, delta: &str) -> Vec<Signal> {
+        let tool = self.open(call);
+        let space = MAX_LIVE_BYTES.saturating_sub(tool.live.len());
+        let text = delta[..delta.floor_char_boundary(space)].to_owned();
+        if text.is_empty() {
+            return Vec::new();
+        }
+        tool.live.push_str(&text);
+        vec![Signal::Event(EventBody::ToolOutput { call: call.to_owned(), text })]
+    }
+
+    /// Like `output`, for an agent that repeats everything the call has written.
+    pub(super) fn output_so_far(&mut self, call: &str, output: &str) -> Vec<Signal> {
+        let tool = self.open(call);
+        // An agent that drops the beginning of a long output reports nothing new this way.
+        let delta = output.strip_prefix(tool.live.as_str()).unwrap_or_default().to_owned();
+        self.output(call, &delta)
+    }
+
+    /// Reports the end of a call, and its start if that is missing.
+    pub(super) fn end(&mut self, call: &str, ok: bool, output: String) -> Vec<Signal> {
+        let mut signals = self.start(call);
+        self.0.remove(call);
+        let ended = EventBody::ToolEnded { call: call.to_owned(), ok, output, blob: None };
+        signals.push(Signal::Event(ended));
+        signals
+    }
+}
+
+/// The output of a command, with its exit code unless that is 0.
+pub(super) fn with_exit_code(mut output: String, code: Option<i64>) -> String {
+    if let Some(code) = code.filter(|code| *code != 0) {
+        let separator = if output.is_empty() || output.ends_with('\n') { "" } else { "\n" };
+        output.push_str(&format!("{separator}(exit code {code})"));
+    }
+    output
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kinds(signals: &[Signal]) -> Vec<&'static str> {
+        let kind = |signal: &Signal| match signal {
+            Signal::Event(EventBody::ToolStarted { .. }) => "started",
+            Signal::Event(EventBody::ToolOutput { .. }) => "output",
+            Signal::Event(EventBody::ToolEnded { .. }) => "ended",
+            _ => "other",
+        };
+        signals.iter().map(kind).collect()
+    }
+
+    #[test]
+    fn call_starts_once_and_ends_once() {
+        let mut calls = ToolCalls::default();
+        calls.open("a").name = "bash".into();
+        assert_eq!(kinds(&calls.start("a")), ["started"]);
+        assert_eq!(kinds(&calls.start("a")), [""; 0]);
+        assert_eq!(kinds(&calls.end("a", true, "x".into())), ["ended"]);
+        assert!(calls.is_empty());
+        assert_eq!(kinds(&calls.end("b", true, "x".into())), ["started", "ended"]);
+    }
+
+    #[test]
+    fn repeated_output_is_reported_once() {
+        let mut calls = ToolCalls::default();
+        let text = |signals: Vec<Signal>| match &signals[..] {
+            [Signal::Event(EventBody::ToolOutput { text, .. })] => text.clone(),
+            _ => String::new(),
+        };
+        assert_eq!(text(calls.output_so_far("a", "1\n")), "1\n");
+        assert_eq!(text(calls.output_so_far("a", "1\n2\n")), "2\n");
+        assert_eq!(text(calls.output_so_far("a", "1\n2\n")), "");
+        assert_eq!(text(calls.output_so_far("a", "…2\n3\n")), "", "its beginning was dropped");
+    }
+
+    #[test]
+    fn live_output_of_a_call_is_bounded() {
+        let mut calls = ToolCalls::default();
+        let mut bytes = 0;
+        for _ in 0..100 {
+            for signal in calls.output("a", &"é".repeat(1000)) {
+                let Signal::Event(EventBody::ToolOutput { text, .. }) = signal else { panic!() };
+                bytes += text.len();
+            }
+        }
+        assert_eq!(bytes, MAX_LIVE_BYTES);
+    }
+
+    #[test]
+    fn failed_exit_is_appended() {
+        assert_eq!(with_exit_code("a\n".into(), Some(0)), "a\n");
+        assert_eq!(with_exit_code("a\n".into(), Some(3)), "a\n(exit code 3)");
+        assert_eq!(with_exit_code("a".into(), Some(3)), "a\n(exit code 3)");
+        assert_eq!(with_exit_code(String::new(), None), "");
+    }
+}

@@ -1,0 +1,110 @@
+//! Agents that speak JSON-RPC: OpenCode by the Agent Client Protocol. It is a script here;
+//! `contract.rs` has what they share with all agents.
+
+use std::fs;
+
+use harvest_proto::{AgentName, EventBody, event::TurnOutcome};
+
+use crate::harness::*;
+
+fn started(agent: AgentName) -> (Sandbox, Client) {
+    let sandbox = Sandbox::start();
+    let mut owner = sandbox.owner(1, 0);
+    sandbox.booted_with(&mut owner, agent);
+    (sandbox, owner)
+}
+
+fn for_each(test: impl Fn(AgentName)) {
+    [AgentName::Opencode].into_iter().for_each(test);
+}
+
+#[test]
+fn ready_agent_reports_its_version() {
+    for_each(|agent| {
+        let sandbox = Sandbox::start();
+        let mut owner = sandbox.owner(1, 0);
+        sandbox.boot_with(&mut owner, agent);
+        let ready = owner.event(|body| matches!(body, EventBody::AgentReady { .. }));
+        let EventBody::AgentReady { version, .. } = ready else { unreachable!() };
+        assert_eq!(version.as_deref(), Some("1.18.33"));
+    });
+}
+
+#[test]
+fn running_tool_reports_its_output() {
+    for_each(|agent| {
+        let (_sandbox, mut owner) = started(agent);
+        owner.prompt("use a tool");
+        let output = owner.event(|body| {
+            assert!(!matches!(body, EventBody::ToolEnded { .. }), "output comes before the end");
+            matches!(body, EventBody::ToolOutput { .. })
+        });
+        assert_eq!(output, EventBody::ToolOutput { call: "t7".into(), text: "ma".into() });
+        owner.event(|body| matches!(body, EventBody::ToolEnded { .. }));
+        assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
+    });
+}
+
+#[test]
+fn turn_without_any_output_fails() {
+    for_each(|agent| {
+        let (_sandbox, mut owner) = started(agent);
+        owner.prompt("mute");
+        let ended = owner.event(|body| matches!(body, EventBody::TurnEnded { .. }));
+        let EventBody::TurnEnded { outcome, error, .. } = ended else { unreachable!() };
+        assert_eq!(outcome, TurnOutcome::Failed);
+        assert_eq!(error.as_deref(), Some("the agent ended its turn without any output"));
+        owner.prompt("hello");
+        assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
+    });
+}
+
+#[test]
+fn unknown_request_of_an_agent_is_refused() {
+    for_each(|agent| {
+        let (_sandbox, mut owner) = started(agent);
+        owner.prompt("wonder");
+        owner.text("refused");
+        assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
+    });
+}
+
+#[test]
+fn restarted_agent_resumes_without_replayed_events() {
+    for_each(|agent| {
+        let (sandbox, mut owner) = started(agent);
+        owner.prompt("hello");
+        assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
+        kill(&fs::read_to_string(sandbox.at("home/pid")).unwrap());
+        owner.event(|body| matches!(body, EventBody::AgentExited { .. }));
+        owner.events.clear();
+        owner.prompt("history");
+        let said = owner.event(|body| matches!(body, EventBody::TextDelta { .. }));
+        let text = "I remember 1 earlier prompts.".to_owned();
+        assert_eq!(said, EventBody::TextDelta { text });
+        assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
+        let starts = fs::read_to_string(sandbox.at("home/starts")).unwrap();
+        assert_eq!(starts, "new\nload\n");
+    });
+}
+
+#[test]
+fn lost_conversation_begins_anew() {
+    for_each(|agent| {
+        let (sandbox, mut owner) = started(agent);
+        owner.prompt("hello");
+        assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
+        for entry in fs::read_dir(sandbox.at("home")).unwrap() {
+            let path = entry.unwrap().path();
+            if path.to_string_lossy().contains("/talk-") {
+                fs::remove_file(path).unwrap();
+            }
+        }
+        kill(&fs::read_to_string(sandbox.at("home/pid")).unwrap());
+        owner.event(|body| matches!(body, EventBody::AgentExited { .. }));
+        owner.prompt("hello");
+        assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
+        let starts = fs::read_to_string(sandbox.at("home/starts")).unwrap();
+        assert_eq!(starts.lines().filter(|line| *line == "new").count(), 2, "{starts}");
+    });
+}
