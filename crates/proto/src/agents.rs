@@ -11,6 +11,8 @@ word_enum!(
         Claude = "claude",
         /// OpenCode.
         Opencode = "opencode",
+        /// Codex.
+        Codex = "codex",
         /// Plays the script in a prompt; needs no model and only a shell in the image.
         Scripted = "scripted",
     }
@@ -26,6 +28,6 @@ mod tests {
             assert_eq!((name.parse(), agent.to_string().as_str()), (Ok(*agent), *name));
         }
         let unknown = "gpt".parse::<AgentName>().unwrap_err().to_string();
-        assert_eq!(unknown, "unknown agent `gpt`; use `claude`, `opencode` or `scripted`");
+        assert_eq!(unknown, "unknown agent `gpt`; use `claude`, `opencode`, `codex` or `scripted`");
     }
 }

@@ -38,7 +38,7 @@ pub(crate) struct RunArgs {
     /// The branch the first repository starts from
     #[arg(short, long, requires = "repositories")]
     pub(crate) base: Option<BranchName>,
-    /// The agent: `claude`, `opencode`, or `scripted`, which runs the script in the prompt
+    /// The agent: `claude`, `opencode`, `codex`, or `scripted`, which runs the script in the prompt
     /// [default: claude]
     #[arg(short, long, value_name = "NAME", value_parser = words::<AgentName>(AgentName::WORDS))]
     pub(crate) agent: Option<AgentName>,

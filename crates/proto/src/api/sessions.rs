@@ -78,7 +78,7 @@ pub struct CreateSession {
     pub prompt: Option<PromptText>,
     /// Branch that `repository` starts from; the repository's default when absent.
     pub base: Option<BranchName>,
-    /// The agent: `claude` (default), `opencode` or `scripted`.
+    /// The agent: `claude` (default), `opencode`, `codex` or `scripted`.
     pub agent: Option<AgentName>,
     /// The model: `NAME`, `anthropic/NAME` or `scripted`; the agent's default when absent.
     pub model: Option<ModelRef>,

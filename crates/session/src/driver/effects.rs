@@ -478,5 +478,6 @@ where
 fn protocol(agent: AgentName) -> ModelProtocol {
     match agent {
         AgentName::Claude | AgentName::Opencode | AgentName::Scripted => ModelProtocol::Messages,
+        AgentName::Codex => ModelProtocol::Responses,
     }
 }

@@ -7,6 +7,7 @@
 
 mod acp;
 mod claude;
+mod codex;
 mod conversation;
 mod instructions;
 mod plan;
@@ -53,6 +54,7 @@ pub(crate) fn named(name: AgentName) -> Box<dyn Agent> {
     match name {
         AgentName::Claude => Box::new(claude::Claude::default()),
         AgentName::Opencode => Box::new(acp::Acp::default()),
+        AgentName::Codex => Box::new(codex::Codex::default()),
         AgentName::Scripted => Box::new(scripted::Scripted::default()),
     }
 }

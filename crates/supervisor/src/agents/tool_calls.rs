@@ -84,6 +84,16 @@ impl ToolCalls {
         signals.push(Signal::Event(ended));
         signals
     }
+
+    /// Reports the end of the calls that still run when the turn has ended.
+    pub(super) fn end_all(&mut self, ok: bool) -> Vec<Signal> {
+        let end = |(call, mut tool): (String, ToolCall)| {
+            tool.live.push_str("(still running at the end of the turn)");
+            let output = tool.live;
+            Signal::Event(EventBody::ToolEnded { call, ok, output, blob: None })
+        };
+        std::mem::take(&mut self.0).into_iter().filter(|(_, tool)| tool.started).map(end).collect()
+    }
 }
 
 /// The output of a command, with its exit code unless that is 0.

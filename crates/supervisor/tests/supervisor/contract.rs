@@ -1,5 +1,5 @@
-//! The contract that every agent must fulfil. Claude Code and OpenCode are replaced by scripts that
-//! speak their protocols; the scripted agent is real. `tests/e2e` runs the same tests with the
+//! The contract that every agent must fulfil. Claude Code, OpenCode and Codex are replaced by scripts
+//! that speak their protocols; the scripted agent is real. `tests/e2e` runs the same tests with the
 //! real Claude Code.
 
 use std::fs;
@@ -47,6 +47,8 @@ const CLAUDE: AgentUnderTest = AgentUnderTest {
 };
 
 const OPENCODE: AgentUnderTest = AgentUnderTest { name: AgentName::Opencode, ..CLAUDE };
+
+const CODEX: AgentUnderTest = AgentUnderTest { name: AgentName::Codex, ..CLAUDE };
 
 const SCRIPTED: AgentUnderTest = AgentUnderTest {
     name: AgentName::Scripted,
@@ -327,6 +329,7 @@ macro_rules! every_agent {
     ($($rule:ident),* $(,)?) => {
         mod claude { fulfil!(CLAUDE: $($rule),*); }
         mod opencode { fulfil!(OPENCODE: $($rule),*); }
+        mod codex { fulfil!(CODEX: $($rule),*); }
         mod scripted { fulfil!(SCRIPTED: $($rule),*); }
     };
 }
@@ -358,5 +361,5 @@ mod asking {
         )* };
     }
 
-    asks!(claude: CLAUDE, scripted: SCRIPTED);
+    asks!(claude: CLAUDE, codex: CODEX, scripted: SCRIPTED);
 }

@@ -53,6 +53,7 @@ impl Sandbox {
         for (program, script) in [
             ("bin/claude", include_str!("fake-claude.sh")),
             ("bin/opencode", include_str!("fake-opencode.sh")),
+            ("bin/codex", include_str!("fake-codex.sh")),
         ] {
             fs::write(at(program), script).unwrap();
             fs::set_permissions(at(program), fs::Permissions::from_mode(0o755)).unwrap();

@@ -1,4 +1,4 @@
-//! Agents that speak JSON-RPC: OpenCode by the Agent Client Protocol. It is a script here;
+//! Agents that speak JSON-RPC: OpenCode by the Agent Client Protocol, and Codex. They are scripts;
 //! `contract.rs` has what they share with all agents.
 
 use std::fs;
@@ -15,7 +15,7 @@ fn started(agent: AgentName) -> (Sandbox, Client) {
 }
 
 fn for_each(test: impl Fn(AgentName)) {
-    [AgentName::Opencode].into_iter().for_each(test);
+    [AgentName::Opencode, AgentName::Codex].into_iter().for_each(test);
 }
 
 #[test]
@@ -26,7 +26,8 @@ fn ready_agent_reports_its_version() {
         sandbox.boot_with(&mut owner, agent);
         let ready = owner.event(|body| matches!(body, EventBody::AgentReady { .. }));
         let EventBody::AgentReady { version, .. } = ready else { unreachable!() };
-        assert_eq!(version.as_deref(), Some("1.18.33"));
+        let expected = if agent == AgentName::Codex { "0.166.0" } else { "1.18.33" };
+        assert_eq!(version.as_deref(), Some(expected));
     });
 }
 
@@ -84,7 +85,8 @@ fn restarted_agent_resumes_without_replayed_events() {
         assert_eq!(said, EventBody::TextDelta { text });
         assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
         let starts = fs::read_to_string(sandbox.at("home/starts")).unwrap();
-        assert_eq!(starts, "new\nload\n");
+        let again = if agent == AgentName::Codex { "resume" } else { "load" };
+        assert_eq!(starts, format!("new\n{again}\n"));
     });
 }
 

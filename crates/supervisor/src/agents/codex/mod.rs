@@ -1,0 +1,212 @@
+//! Codex over its `app-server` protocol: its command line and the requests sent to it. `map.rs`
+//! interprets its own lines. Tested with 0.166.0.
+//!
+//! ```text
+//! initialize ─▶ thread/resume ──error──▶ thread/start ─▶ ready ─▶ turn/start…
+//!            └─ without a saved conversation ─▶
+//! ```
+
+mod map;
+mod questions;
+
+use harvest_proto::{
+    EventBody,
+    bridge::{AgentLaunch, TurnRequest},
+    event::McpServer,
+};
+use serde_json::{Value, json};
+
+use self::questions::Questions;
+use super::{
+    Agent, AgentStart, Invocation, Signal, instructions::instructions, owned, rpc,
+    rpc::OpenRequests, tool_calls::ToolCalls, unknown_lines::UnknownLines,
+};
+
+/// The key is a placeholder: the gateway holds the real one.
+const ENV: [(&str, &str); 1] = [("OPENAI_API_KEY", "held-by-the-gateway")];
+
+/// The configuration, as values of `-c`. Flags leave `~/.codex/config.toml` to the user.
+const CONFIG: [(&str, &str); 9] = [
+    ("model_provider", r#""harvest""#),
+    ("approval_policy", r#""never""#),
+    // The sandbox around it is ours.
+    ("sandbox_mode", r#""danger-full-access""#),
+    ("check_for_update_on_startup", "false"),
+    // The gateway refuses tools that the model service would run.
+    ("web_search", r#""disabled""#),
+    ("analytics.enabled", "false"),
+    // Otherwise it looks for plugins at several hosts.
+    ("features.plugins", "false"),
+    ("history.persistence", r#""none""#),
+    ("model_providers.harvest", PROVIDER),
+];
+
+const PROVIDER: &str = concat!(
+    r#"{ name = "Harvest", base_url = "http://model.harvest.internal/v1", "#,
+    r#"env_key = "OPENAI_API_KEY", wire_api = "responses", supports_websockets = false, "#,
+    r#"request_max_retries = 4, stream_max_retries = 10 }"#
+);
+
+/// The state of the protocol.
+#[derive(Debug, Default)]
+pub(crate) struct Codex {
+    requests: OpenRequests<Purpose>,
+    cwd: String,
+    /// The conversation to resume.
+    saved: Option<String>,
+    thread: String,
+    /// The turn in progress, once it has an id.
+    turn: Option<String>,
+    /// Whether the turn is to be interrupted as soon as it has an id.
+    cancelled: bool,
+    version: Option<String>,
+    model: Option<String>,
+    mcp: Vec<McpServer>,
+    /// Whether the prompt has caused an event.
+    spoke: bool,
+    tools: ToolCalls,
+    questions: Questions,
+    unknown: UnknownLines,
+}
+
+/// What a request was for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    Initialize,
+    /// Continue the saved conversation.
+    Resume,
+    New,
+    Prompt,
+    Interrupt,
+}
+
+impl Agent for Codex {
+    fn invocation(&mut self, start: &AgentStart<'_>) -> Invocation {
+        start.cwd.clone_into(&mut self.cwd);
+        self.saved.clone_from(&start.conversation);
+        self.model.clone_from(&start.launch.model);
+        Invocation { argv: argv(start.launch), env: owned(&ENV), files: Vec::new() }
+    }
+
+    fn init_line(&mut self) -> Option<String> {
+        let client =
+            json!({"name": "harvest", "title": "Harvest", "version": env!("CARGO_PKG_VERSION")});
+        let params = json!({"clientInfo": client, "capabilities": {"experimentalApi": true}});
+        Some(self.requests.request(Purpose::Initialize, "initialize", &params))
+    }
+
+    fn prompt(&mut self, request: &TurnRequest) -> String {
+        (self.spoke, self.cancelled) = (false, false);
+        self.turn = None;
+        self.tools.clear();
+        self.unknown.reset();
+        let input = json!([{"type": "text", "text": request.text}]);
+        let params = json!({"threadId": self.thread, "input": input});
+        self.requests.request(Purpose::Prompt, "turn/start", &params)
+    }
+
+    fn cancel(&mut self) -> Option<String> {
+        self.cancelled = true;
+        let turn = self.turn.clone()?;
+        Some(self.interrupt(&turn))
+    }
+
+    fn answer(&mut self, request: &str, answer: &str) -> Vec<Signal> {
+        self.questions.answer(request, answer)
+    }
+
+    fn parse_line(&mut self, line: &[u8]) -> Vec<Signal> {
+        let signals = self.interpret(line);
+        let says = |signal: &Signal| matches!(signal, Signal::Event(_));
+        self.spoke |= signals.iter().any(says);
+        signals
+    }
+
+    fn take_open_requests(&mut self) -> Vec<String> {
+        self.questions.take()
+    }
+}
+
+impl Codex {
+    fn interrupt(&mut self, turn: &str) -> String {
+        let params = json!({"threadId": self.thread, "turnId": turn});
+        self.requests.request(Purpose::Interrupt, "turn/interrupt", &params)
+    }
+
+    /// Codex is initialized: opens the conversation.
+    fn initialized(&mut self, result: &Value) -> Vec<Signal> {
+        // `harvest/0.166.0 (Debian 12…`: our own name, then its version.
+        let agent = rpc::text(result, "userAgent");
+        let version = agent.split(['/', ' ']).nth(1).unwrap_or_default();
+        self.version = Some(version.to_owned()).filter(|version| !version.is_empty());
+        let open = match self.saved.clone() {
+            Some(thread) => {
+                let mut params = self.thread_params();
+                params["threadId"] = thread.into();
+                self.requests.request(Purpose::Resume, "thread/resume", &params)
+            }
+            None => self.new_thread(),
+        };
+        let initialized = rpc::notification("initialized", &json!({}));
+        vec![Signal::Send(initialized), Signal::Send(open)]
+    }
+
+    fn new_thread(&mut self) -> String {
+        let params = self.thread_params();
+        self.requests.request(Purpose::New, "thread/start", &params)
+    }
+
+    fn thread_params(&self) -> Value {
+        json!({
+            "cwd": self.cwd,
+            "approvalPolicy": "never",
+            "sandbox": "danger-full-access",
+            "developerInstructions": instructions(&self.cwd),
+        })
+    }
+
+    fn ready_event(&self) -> Signal {
+        Signal::Event(EventBody::AgentReady {
+            version: self.version.clone(),
+            model: self.model.clone(),
+            mcp: self.mcp.clone(),
+        })
+    }
+}
+
+fn argv(launch: &AgentLaunch) -> Vec<String> {
+    let mut argv = vec!["codex".to_owned(), "app-server".to_owned()];
+    let model =
+        launch.model.as_ref().map(|model| ("model", Value::from(model.as_str()).to_string()));
+    let config = CONFIG.iter().map(|(key, value)| (*key, (*value).to_owned()));
+    // Otherwise the tool is offered but refuses.
+    let questions = ("features.default_mode_request_user_input", launch.questions.to_string());
+    for (key, value) in config.chain([questions]).chain(model) {
+        argv.extend(["-c".to_owned(), format!("{key}={value}")]);
+    }
+    argv
+}
+
+#[cfg(test)]
+mod tests {
+    use harvest_proto::{AgentName, bridge::*, door::MODEL_NAME};
+
+    use super::*;
+
+    #[test]
+    fn model_requests_go_through_the_gateway() {
+        let launch = AgentLaunch {
+            name: AgentName::Codex,
+            conversation: "c".into(),
+            resume: false,
+            model: Some("gpt \"5\"".into()),
+            protocol: ModelProtocol::Responses,
+            questions: true,
+            restarts: RestartPolicy::default(),
+        };
+        let argv = argv(&launch).join(" ");
+        assert!(argv.contains(&format!(r#"base_url = "http://{MODEL_NAME}/v1""#)), "{argv}");
+        assert!(argv.contains("-c features.default_mode_request_user_input=true "), "{argv}");
+        assert!(argv.ends_with(r#"-c model="gpt \"5\"""#), "{argv}");
+    }
+}

@@ -1,0 +1,102 @@
+//! Questions of Codex to the user. One request may hold several questions; each one is a separate
+//! question outside. Pure.
+
+use std::collections::BTreeMap;
+
+use harvest_proto::EventBody;
+use serde_json::{Map, Value, json};
+
+use crate::{
+    agents::{
+        Signal,
+        rpc::{self, text},
+    },
+    truncate,
+};
+
+/// A request that waits for the user's answers.
+#[derive(Debug)]
+struct PendingRequest {
+    id: Value,
+    /// The remaining questions; the first one is open.
+    questions: Vec<Value>,
+    answers: Map<String, Value>,
+}
+
+/// The open questions by their id outside.
+#[derive(Debug, Default)]
+pub(super) struct Questions(BTreeMap<String, PendingRequest>);
+
+impl Questions {
+    /// Handles `item/tool/requestUserInput`.
+    pub(super) fn ask(&mut self, id: Value, params: &Value) -> Vec<Signal> {
+        let questions = params["questions"].as_array().cloned().unwrap_or_default();
+        // The event and the answer use this id, which must be short.
+        let name = truncate::text(text(params, "itemId"), truncate::MAX_NAME_BYTES);
+        self.next(name, PendingRequest { id, questions, answers: Map::new() })
+    }
+
+    /// Handles the user's answer to the open question.
+    pub(super) fn answer(&mut self, request: &str, answer: &str) -> Vec<Signal> {
+        let Some(mut pending) = self.0.remove(request) else { return Vec::new() };
+        let question = text(&pending.questions.remove(0), "id").to_owned();
+        pending.answers.insert(question, json!({"answers": [answer]}));
+        let (closed, answer) = (request.to_owned(), Some(answer.to_owned()));
+        let mut signals = vec![Signal::Event(EventBody::RequestClosed { request: closed, answer })];
+        signals.extend(self.next(format!("{request}+"), pending));
+        signals
+    }
+
+    /// Removes and returns the open questions.
+    pub(super) fn take(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.0).into_keys().collect()
+    }
+
+    // Asks the next question, or replies to the request.
+    fn next(&mut self, name: String, pending: PendingRequest) -> Vec<Signal> {
+        let Some(question) = pending.questions.first() else {
+            let reply = rpc::reply(&pending.id, &json!({"answers": pending.answers}));
+            return vec![Signal::Send(reply)];
+        };
+        let options = question["options"].as_array().map_or(&[][..], Vec::as_slice);
+        let opened = EventBody::RequestOpened {
+            request: name.clone(),
+            question: text(question, "question").to_owned(),
+            options: options.iter().map(|option| text(option, "label").to_owned()).collect(),
+        };
+        self.0.insert(name.clone(), pending);
+        vec![Signal::Event(opened), Signal::Question { request: name }]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn questions_of_a_request_are_asked_in_turn() {
+        let mut questions = Questions::default();
+        let params = json!({"itemId": "i", "questions": [
+            {"id": "a", "header": "", "question": "One?", "options": [{"label": "x"}]},
+            {"id": "b", "header": "", "question": "Two?", "options": null},
+        ]});
+        let asked = questions.ask(json!(5), &params);
+        assert!(
+            matches!(&asked[0], Signal::Event(EventBody::RequestOpened { question, options, .. })
+                if question == "One?" && options == &["x"])
+        );
+        let second = questions.answer("i", "x");
+        assert!(second.contains(&Signal::Question { request: "i+".into() }), "{second:?}");
+        assert_eq!(questions.answer("i", "again"), []);
+        let answers = json!({"a": {"answers": ["x"]}, "b": {"answers": ["y"]}});
+        let reply = Signal::Send(rpc::reply(&json!(5), &json!({"answers": answers})));
+        assert_eq!(questions.answer("i+", "y").last(), Some(&reply));
+        assert!(questions.take().is_empty());
+    }
+
+    #[test]
+    fn request_without_questions_is_answered_at_once() {
+        let reply = Signal::Send(rpc::reply(&json!("r"), &json!({"answers": {}})));
+        assert_eq!(Questions::default().ask(json!("r"), &json!({})), [reply]);
+    }
+}
