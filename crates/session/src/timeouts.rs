@@ -17,6 +17,8 @@ pub struct Timeouts {
     pub boot: Duration,
     /// A turn that runs longer is stopped.
     pub turn: Duration,
+    /// A turn ends when neither its agent nor its model has written anything for this long.
+    pub silence: Duration,
     /// A stop that is not confirmed after this kills the sandbox.
     pub stop: Duration,
     /// A sandbox older than this is saved when it is idle, and the session continues in a new one.
@@ -53,6 +55,7 @@ impl Default for Timeouts {
             stale: Duration::from_secs(90),
             boot: minutes(30),
             turn: minutes(120),
+            silence: minutes(10),
             stop: minutes(1),
             lifetime: minutes(24 * 60),
             save: minutes(5),

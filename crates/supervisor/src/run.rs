@@ -61,9 +61,9 @@ async fn serve(mut pending: PendingLaunch) -> Result<(), LaunchError> {
     if let Some(orders) = inherited.take(Descriptor::FreezeOrders) {
         tokio::task::spawn_local(freeze::run(orders));
     }
-    door::open(&mut inherited, launch.sealed)?;
+    let model_activity = door::open(&mut inherited, launch.sealed)?;
     let id = launch.sandbox.clone();
-    let bridge = Bridge::new(sandbox(launch, processes, inherited));
+    let bridge = Bridge::new(Sandbox { model_activity, ..sandbox(launch, processes, inherited) });
     log::line(format_args!("{id} started"));
     let mut terminated = signal(SignalKind::terminate())?;
     tokio::select! {
@@ -85,6 +85,7 @@ fn sandbox(launch: Launch, processes: Rc<Processes>, mut inherited: InheritedFds
         agent_group: AgentGroup::new(&mut inherited),
         oom: OomCount::new(&mut inherited),
         detached: Rc::default(),
+        model_activity: Rc::default(),
     }
 }
 

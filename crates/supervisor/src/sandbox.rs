@@ -11,6 +11,7 @@ use harvest_proto::{
 use crate::{
     cgroup::{AgentGroup, OomCount},
     detached::Detached,
+    door::ModelActivity,
     processes::{ProcessExit, ProcessSpec, Processes},
     users::{self, User},
 };
@@ -29,6 +30,7 @@ pub(crate) struct Sandbox {
     pub(crate) agent_group: AgentGroup,
     pub(crate) oom: OomCount,
     pub(crate) detached: Rc<Detached>,
+    pub(crate) model_activity: Rc<ModelActivity>,
 }
 
 impl Sandbox {

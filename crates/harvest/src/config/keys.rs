@@ -140,6 +140,8 @@ table! {
             "Time from a sandbox's start until it accepts prompts";
         turn: Span, "duration", "`2h`",
             "A turn that runs longer is stopped";
+        silence: Span, "duration", "`10m`",
+            "A turn fails when neither its agent nor its model writes anything for this long";
         stop: Span, "duration", "`1m`",
             "If a stop is not confirmed after this time, the sandbox is killed; its disk is saved";
         save: Span, "duration", "`5m`",

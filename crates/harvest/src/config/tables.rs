@@ -46,6 +46,7 @@ impl ClocksTable {
             idle_pause: duration(self.idle_pause),
             boot: duration(self.boot),
             turn: duration(self.turn),
+            silence: duration(self.silence),
             stop: duration(self.stop),
             save: duration(self.save),
             exec: duration(self.exec),

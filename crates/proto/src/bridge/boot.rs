@@ -74,6 +74,8 @@ pub struct AgentLaunch {
     pub protocol: ModelProtocol,
     /// Whether the agent may ask the user.
     pub questions: bool,
+    /// A turn ends when neither the agent nor the model writes anything for this long.
+    pub silence_millis: u64,
     /// When to restart the agent after a crash.
     pub restarts: RestartPolicy,
 }

@@ -159,6 +159,7 @@ impl Driver {
                 model: session.model.as_ref().and_then(|model| model.name()).map(str::to_owned),
                 protocol: protocol(session.agent),
                 questions: true,
+                silence_millis: millis(self.shared.timeouts.silence),
                 restarts: RestartPolicy::default(),
             }),
             env: self.record.env.clone(),

@@ -8,7 +8,12 @@ use harvest_proto::{
     bridge::{AgentLaunch, Exit, TurnRequest},
     redact,
 };
-use tokio::{io::AsyncWriteExt, net::unix::pipe, sync::mpsc, time::timeout};
+use tokio::{
+    io::AsyncWriteExt,
+    net::unix::pipe,
+    sync::mpsc,
+    time::{Instant, timeout},
+};
 
 use super::{Agent, AgentStart, Invocation, Signal, conversation, owned};
 use crate::{
@@ -78,6 +83,8 @@ pub(crate) struct AgentProcess {
     agent: Box<dyn Agent>,
     oom_before: u64,
     exit: Option<ProcessExit>,
+    /// The time of the last prompt or line of the agent.
+    pub(crate) last_activity: Instant,
 }
 
 impl AgentProcess {
@@ -167,6 +174,7 @@ impl AgentProcess {
             agent,
             oom_before,
             exit: None,
+            last_activity: Instant::now(),
         })
     }
 
@@ -178,6 +186,7 @@ impl AgentProcess {
 
     /// Sends a prompt.
     pub(crate) fn prompt(&mut self, request: &TurnRequest) {
+        self.last_activity = Instant::now();
         let line = self.agent.prompt(request);
         self.send(line);
     }
@@ -231,6 +240,7 @@ impl AgentProcess {
     pub(crate) async fn next(&mut self) -> AgentOutput {
         loop {
             if let Some(line) = self.lines.pop() {
+                self.last_activity = Instant::now();
                 let signals = match line {
                     AgentLine::Complete(line) => self.agent.parse_line(&line),
                     AgentLine::TooLong => vec![Signal::Event(EventBody::Warning {

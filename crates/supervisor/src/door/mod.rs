@@ -4,6 +4,7 @@
 //! While the gateway is down, lookups of new names and connections *wait* for it, so that a server
 //! restart breaks nothing inside. A sealed sandbox has no gateway and is refused at once.
 
+mod activity;
 mod dns;
 mod names;
 mod redirect;
@@ -27,6 +28,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 
+pub(crate) use self::activity::ModelActivity;
 use self::names::Names;
 use crate::launch::InheritedFds;
 
@@ -35,9 +37,11 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 const RETRY_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
 /// Starts the resolver and the listener if the launch includes their sockets.
-pub(crate) fn open(inherited: &mut InheritedFds, sealed: bool) -> io::Result<()> {
-    let Some(folder) = inherited.take(Descriptor::Door) else { return Ok(()) };
-    let gateway = Rc::new(Gateway { folder, sealed, names: Names::default() });
+pub(crate) fn open(inherited: &mut InheritedFds, sealed: bool) -> io::Result<Rc<ModelActivity>> {
+    let activity = Rc::<ModelActivity>::default();
+    let Some(folder) = inherited.take(Descriptor::Door) else { return Ok(activity) };
+    let model_activity = Rc::clone(&activity);
+    let gateway = Rc::new(Gateway { folder, sealed, names: Names::default(), model_activity });
     if let Some(socket) = inherited.take(Descriptor::DnsUdp) {
         let socket = std::net::UdpSocket::from(socket);
         socket.set_nonblocking(true)?;
@@ -56,7 +60,7 @@ pub(crate) fn open(inherited: &mut InheritedFds, sealed: bool) -> io::Result<()>
             redirect::relay(stream, Rc::clone(&gateway))
         }));
     }
-    Ok(())
+    Ok(activity)
 }
 
 fn tcp(descriptor: OwnedFd) -> io::Result<TcpListener> {
@@ -93,6 +97,7 @@ struct Gateway {
     /// There is no gateway.
     sealed: bool,
     names: Names,
+    model_activity: Rc<ModelActivity>,
 }
 
 impl Gateway {

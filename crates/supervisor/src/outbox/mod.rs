@@ -42,12 +42,17 @@ impl Outbox {
         self.changed.notify_waiters();
     }
 
+    /// Whether the agent's output may be read.
+    pub(crate) fn has_space(&self) -> bool {
+        self.queue.borrow().bytes < MAX_BYTES
+    }
+
     /// Waits until the agent's output may be read.
     pub(crate) async fn wait_for_space(&self) {
         loop {
             // Registered before the check: otherwise an `EventsStored` in between would be missed.
             let freed = self.freed.notified();
-            if self.queue.borrow().bytes < MAX_BYTES {
+            if self.has_space() {
                 return;
             }
             freed.await;

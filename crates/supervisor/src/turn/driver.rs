@@ -42,6 +42,40 @@ pub(super) struct ActiveTurn {
     started_at: Instant,
 }
 
+/// A turn that cannot succeed any more. Its agent is interrupted.
+struct Failing {
+    reason: String,
+    /// When the agent is killed.
+    deadline: Instant,
+}
+
+impl Failing {
+    fn begin(agent: &mut AgentProcess, reason: String) -> Self {
+        agent.interrupt();
+        Self { reason, deadline: Instant::now() + INTERRUPT_TIMEOUT }
+    }
+}
+
+// The result of the turn, if it is among the signals.
+fn result_in(
+    signals: Vec<Signal>,
+    agent: &mut AgentProcess,
+    failing: &mut Option<Failing>,
+) -> Option<Result<(), String>> {
+    for signal in signals {
+        match signal {
+            Signal::Done(result) => {
+                return Some(failing.take().map_or(result, |failing| Err(failing.reason)));
+            }
+            Signal::Unrecoverable(reason) if failing.is_none() => {
+                *failing = Some(Failing::begin(agent, reason));
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
 enum TurnEnd {
     Done(Result<(), String>),
     /// The agent was interrupted for this reason and did not react.
@@ -171,10 +205,13 @@ impl Driver {
     }
 
     async fn wait_for_end(&mut self, agent: &mut AgentProcess, turn: &TurnId) -> TurnEnd {
-        let mut failure = None;
-        let mut deadline = None;
+        let mut failing: Option<Failing> = None;
         loop {
-            let timed_out = sleep_until(deadline.unwrap_or_else(Instant::now));
+            let wake_at = match &failing {
+                Some(failing) => Some(failing.deadline),
+                None => self.silent_at(agent),
+            };
+            let timed_out = sleep_until(wake_at.unwrap_or_else(Instant::now));
             tokio::select! {
                 biased;
                 input = self.inputs.recv() => match input {
@@ -186,27 +223,38 @@ impl Driver {
                     Some(DriverInput::ShutDown(done)) => return TurnEnd::ShutDown(done),
                     Some(DriverInput::Prompt(_)) | None => {}
                 },
-                () = timed_out, if deadline.is_some() => {
-                    return TurnEnd::Unresponsive(failure.unwrap_or_default());
-                }
+                () = timed_out, if wake_at.is_some() => match failing {
+                    Some(failing) => return TurnEnd::Unresponsive(failing.reason),
+                    // The model or the agent may have written something meanwhile.
+                    None if self.silent_at(agent) > wake_at => {}
+                    None => failing = Some(Failing::begin(agent, self.silence())),
+                },
                 output = agent.next() => match output {
                     AgentOutput::Exited(exit) => return TurnEnd::Crashed(exit),
-                    AgentOutput::Signals(all) => for signal in self.publish(Some(turn), all) {
-                        match signal {
-                            Signal::Done(result) => {
-                                return TurnEnd::Done(failure.map_or(result, Err));
-                            }
-                            Signal::Unrecoverable(reason) if failure.is_none() => {
-                                agent.interrupt();
-                                failure = Some(reason);
-                                deadline = Some(Instant::now() + INTERRUPT_TIMEOUT);
-                            }
-                            _ => {}
+                    AgentOutput::Signals(all) => {
+                        let rest = self.publish(Some(turn), all);
+                        if let Some(result) = result_in(rest, agent, &mut failing) {
+                            return TurnEnd::Done(result);
                         }
-                    },
+                    }
                 },
             }
         }
+    }
+
+    // When the turn counts as silent. An open question waits for the user, and an agent whose
+    // output is not read cannot write.
+    fn silent_at(&self, agent: &AgentProcess) -> Option<Instant> {
+        let AgentContext { sandbox, outbox, launch, .. } = &self.context;
+        let waits = !self.turns.requests.borrow().is_empty() || !outbox.has_space();
+        let now = waits.then(Instant::now);
+        let last = Some(agent.last_activity).max(sandbox.model_activity.last()).max(now)?;
+        last.checked_add(Duration::from_millis(launch.silence_millis))
+    }
+
+    fn silence(&self) -> String {
+        let silence = Duration::from_millis(self.context.launch.silence_millis);
+        format!("silent: neither the agent nor the model wrote anything for {silence:?}")
     }
 
     // Publishes events and records open questions; returns the other signals.

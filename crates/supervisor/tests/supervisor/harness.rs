@@ -185,6 +185,7 @@ impl Sandbox {
                 model: None,
                 protocol: ModelProtocol::Messages,
                 questions: true,
+                silence_millis: 600_000,
                 restarts: RestartPolicy { first_millis: 1, ..RestartPolicy::default() },
             }),
             env: BTreeMap::from([("GREETING".to_owned(), "hi".to_owned())]),

@@ -115,3 +115,21 @@ fn turn_continues_without_owner_and_loses_no_events() {
     last.prompt("say hello");
     assert_eq!(last.turn_ended(), TurnOutcome::Completed);
 }
+
+#[test]
+fn silent_turn_fails() {
+    let sandbox = Sandbox::start();
+    let mut owner = sandbox.owner(1, 0);
+    let mut boot = sandbox.boot(BootStart::Fresh, &[]);
+    boot.agent.as_mut().unwrap().silence_millis = 200;
+    let booted = owner.request(|id| ToSupervisor::Boot { id, boot: Box::new(boot) });
+    assert_eq!(booted, Ok(Reply::Done));
+    owner.phase(BootPhase::Ready, PhaseStatus::Done);
+    owner.prompt("hang please");
+    let ended = owner.event(|body| matches!(body, EventBody::TurnEnded { .. }));
+    let EventBody::TurnEnded { outcome, error: Some(error), .. } = ended else {
+        panic!("{ended:?}")
+    };
+    assert_eq!(outcome, TurnOutcome::Failed);
+    assert!(error.starts_with("silent: ") && error.contains("200ms"), "{error}");
+}

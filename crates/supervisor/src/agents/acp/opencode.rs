@@ -87,6 +87,7 @@ mod tests {
             model: Some("m/1".into()),
             protocol,
             questions,
+            silence_millis: 1,
             restarts: RestartPolicy::default(),
         }
     }

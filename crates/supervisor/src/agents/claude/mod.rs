@@ -160,6 +160,7 @@ mod tests {
             model: Some("opus".into()),
             protocol: harvest_proto::bridge::ModelProtocol::Messages,
             questions: true,
+            silence_millis: 1,
             restarts: harvest_proto::bridge::RestartPolicy::default(),
         };
         let first = argv(&launch, "/workspace/shop", false).join(" ");

@@ -202,6 +202,7 @@ mod tests {
             model: Some("gpt \"5\"".into()),
             protocol: ModelProtocol::Responses,
             questions: true,
+            silence_millis: 1,
             restarts: RestartPolicy::default(),
         };
         let argv = argv(&launch).join(" ");
