@@ -23,6 +23,7 @@ CREATE TABLE sessions (
     network TEXT NOT NULL,
     provider TEXT NOT NULL,
     env TEXT NOT NULL,
+    no_questions BIGINT NOT NULL,
     author_name TEXT NOT NULL,
     author_email TEXT NOT NULL,
     conversation TEXT NOT NULL,

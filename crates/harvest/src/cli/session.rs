@@ -58,6 +58,9 @@ pub(crate) struct RunArgs {
     /// A unique name for the session
     #[arg(long)]
     pub(crate) key: Option<String>,
+    /// Take away the agent's tool for asking questions
+    #[arg(long)]
+    pub(crate) no_questions: bool,
     /// Print the session's id and do not follow it
     #[arg(short, long)]
     pub(crate) detach: bool,

@@ -39,6 +39,7 @@ pub(crate) async fn run(ctx: &Invocation, args: RunArgs) -> Result<u8> {
         model: args.model,
         network: args.net,
         env,
+        no_questions: args.no_questions,
         from,
         key: args.key,
         ..CreateSession::default()

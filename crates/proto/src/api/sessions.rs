@@ -90,6 +90,9 @@ pub struct CreateSession {
     /// sandbox can read them.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
+    /// Take away the agent's tool for asking the user.
+    #[serde(default)]
+    pub no_questions: bool,
     /// Snapshot to start from; checkouts it contains stay as they are.
     pub from: Option<SnapshotId>,
     /// A unique key of your choice for the session.

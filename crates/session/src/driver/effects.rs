@@ -158,7 +158,7 @@ impl Driver {
                 resume,
                 model: session.model.as_ref().and_then(|model| model.name()).map(str::to_owned),
                 protocol: protocol(session.agent),
-                questions: true,
+                questions: !self.record.no_questions,
                 silence_millis: millis(self.shared.timeouts.silence),
                 restarts: RestartPolicy::default(),
             }),

@@ -73,6 +73,7 @@ impl Sessions {
             forked_turn: None,
             key: create.key.clone(),
             env: create.env,
+            no_questions: create.no_questions,
             at: now(),
         };
         let state = State { user: owner, ..State::new(create.from, false) };

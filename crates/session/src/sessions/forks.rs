@@ -189,6 +189,7 @@ fn new_fork(
         forked_turn: point.turn,
         key: None,
         env: source.env.clone(),
+        no_questions: source.no_questions,
         at,
     };
     let detail = format!("fork of {} at {}", session.id, point.describe());

@@ -344,3 +344,22 @@ async fn wrong_url_or_branch_is_refused_at_once() {
     assert_eq!(names.len(), 1, "only the demo is registered: {names:?}");
     assert!(harness.fake.created().is_empty());
 }
+
+#[tokio::test]
+async fn agent_and_its_forks_may_not_ask() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    for no_questions in [true, false] {
+        let prompt = Some("hello".parse().unwrap());
+        let create = CreateSession { prompt, no_questions, ..CreateSession::default() };
+        let source = sessions.create(create, ada()).await.unwrap().id;
+        until(&sessions, &source, |event| matches!(event.body, EventBody::SnapshotTaken { .. }))
+            .await;
+        let fork = sessions.fork(&source, ForkSession::default(), ada()).await.unwrap().remove(0);
+        until_state(&sessions, &fork.id, SessionState::Idle).await;
+        for session in [&source, &fork.id] {
+            let boot = harness.fake.boot(&sandbox(&sessions, session).await).unwrap();
+            assert_eq!(boot.agent.unwrap().questions, !no_questions);
+        }
+    }
+}

@@ -45,6 +45,8 @@ pub struct NewSession {
     /// The creator's unique key for the session.
     pub key: Option<String>,
     pub env: BTreeMap<String, String>,
+    /// The agent may not ask the user.
+    pub no_questions: bool,
     pub at: Timestamp,
 }
 
@@ -61,6 +63,8 @@ pub struct SessionRecord {
     /// Size of the session's events.
     pub history_bytes: u64,
     pub env: BTreeMap<String, String>,
+    /// The agent may not ask the user.
+    pub no_questions: bool,
 }
 
 impl SessionRecord {
@@ -74,7 +78,7 @@ impl SessionRecord {
 // The diff is left out: it may be a megabyte, and lists do not show it.
 const SELECT: &str = "SELECT s.id, s.title, s.state, s.reason, s.position, s.repository, s.branch, s.agent, s.model, \
      s.network, s.provider, s.author_name, s.author_email, s.conversation, s.sandbox, s.epoch, s.snapshot, s.forked_from, \
-     s.forked_turn, s.key, s.env, s.driver_state, s.input_tokens, s.output_tokens, \
+     s.forked_turn, s.key, s.env, s.no_questions, s.driver_state, s.input_tokens, s.output_tokens, \
      s.cache_read_tokens, s.cache_write_tokens, s.next_seq, s.history_bytes, s.created_at, s.last_activity, \
      (SELECT COUNT(*) FROM turns t WHERE t.session = s.id) AS turns, \
      (SELECT COUNT(*) FROM prompts p WHERE p.session = s.id AND p.status = 'queued') AS queued \
@@ -150,9 +154,9 @@ pub(crate) async fn insert(
     sqlx::query(
         "INSERT INTO sessions (id, title, state, reason, repository, branch, agent, model, network,
          author_name, author_email, conversation, forked_from, forked_turn, key, env, provider,
-         driver_state, created_at, last_activity)
-         VALUES ($1, $2, $3, 'created', $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, '',
-         $17, $17)",
+         no_questions, driver_state, created_at, last_activity)
+         VALUES ($1, $2, $3, 'created', $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17,
+         '', $18, $18)",
     )
     .bind(new.id.to_string())
     .bind(replace_nul(new.title))
@@ -170,6 +174,7 @@ pub(crate) async fn insert(
     .bind(new.key)
     .bind(to_json(&new.env))
     .bind(new.provider)
+    .bind(i64::from(new.no_questions))
     .bind(new.at.as_millis())
     .execute(&mut *connection)
     .await
@@ -221,6 +226,7 @@ fn read(row: &DbRow) -> Result<SessionRecord, StoreError> {
         driver_state: row::text(row, "driver_state")?,
         history_bytes: row::count(row, "history_bytes")?,
         env,
+        no_questions: row::count::<i64>(row, "no_questions")? != 0,
     })
 }
 

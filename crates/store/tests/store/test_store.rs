@@ -203,6 +203,7 @@ pub(crate) fn new_session() -> NewSession {
         forked_turn: None,
         key: None,
         env: std::collections::BTreeMap::new(),
+        no_questions: false,
         at: NOW,
     }
 }
