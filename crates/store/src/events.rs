@@ -67,6 +67,32 @@ impl Store {
         Ok((row::count(&row, "bytes")?, row::count(&row, "events")?))
     }
 
+    /// The agent's text in a turn, from its end: the events that hold the last `limit` bytes.
+    pub async fn turn_text(
+        &self,
+        session: &SessionId,
+        turn: &TurnId,
+        limit: usize,
+    ) -> Result<String, StoreError> {
+        let query = sqlx::query(
+            r#"SELECT seq, at, turn, body FROM events WHERE session = $1 AND turn = $2
+             AND body LIKE '{"type":"text_delta"%' ORDER BY seq DESC"#,
+        );
+        let query = query.bind(session.to_string()).bind(turn.to_string());
+        let mut rows = query.fetch(&self.readers);
+        let (mut texts, mut bytes) = (Vec::new(), 0);
+        while bytes < limit
+            && let Some(row) = rows.try_next().await?
+        {
+            if let EventBody::TextDelta { text } = event(&row)?.body {
+                bytes += text.len();
+                texts.push(text);
+            }
+        }
+        texts.reverse();
+        Ok(texts.concat())
+    }
+
     /// Calls `callback` with every event stored from now on; replaces an earlier callback. The
     /// writer calls it, so it must not block.
     pub fn event_watch(&self, callback: impl Fn(&Event) + Send + Sync + 'static) {

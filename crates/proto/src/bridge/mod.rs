@@ -261,6 +261,28 @@ pub struct TurnRequest {
     pub text: String,
     /// Author of the turn's commits: `"{name} (Harvest)" <email>`.
     pub author: Author,
+    /// The messages before it, oldest first, for an agent that does not remember them: see
+    /// [`FaultCode::NeedsHistory`].
+    pub history: Option<Vec<PastMessage>>,
+}
+
+/// An earlier message of a session.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PastMessage {
+    /// Who wrote it.
+    pub from: Speaker,
+    /// The text.
+    pub text: String,
+}
+
+/// A side of a conversation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Speaker {
+    /// A user, with a prompt.
+    User,
+    /// The agent, with the text of a turn.
+    Agent,
 }
 
 /// A user: author of prompts and commits, owner of tokens and sessions.
@@ -430,6 +452,9 @@ pub enum FaultCode {
     Busy,
     /// The sandbox has not booted, or its boot failed.
     NotReady,
+    /// The agent does not remember the session's earlier turns: the prompt is accepted with its
+    /// history.
+    NeedsHistory,
     /// The connection's role does not allow the request.
     NotOwner,
     /// The request is invalid.

@@ -214,6 +214,9 @@ impl FakeSandbox {
         if state.prompts.iter().any(|(seen, _)| *seen == order.prompt) {
             return Ok(Reply::Done);
         }
+        if order.text.starts_with("forgotten") && order.history.is_none() {
+            return Err(Fault::new(FaultCode::NeedsHistory, "no memory"));
+        }
         if state.turn.is_some() {
             return Err(Fault::new(FaultCode::Busy, "a turn is in progress"));
         }
@@ -319,6 +322,13 @@ impl SandboxContent {
             "write" => {
                 let path = words.next().unwrap_or_default().to_owned();
                 self.files.insert(path, words.next().unwrap_or_default().as_bytes().to_vec());
+                self.end(TurnOutcome::Completed);
+            }
+            "forgotten" => {
+                for past in order.history.iter().flatten() {
+                    let text = format!("{:?} {}\n", past.from, past.text);
+                    self.event(EventBody::TextDelta { text });
+                }
                 self.end(TurnOutcome::Completed);
             }
             _ => {

@@ -75,6 +75,7 @@ pub(crate) fn fault_code(fault: &Fault) -> &'static str {
         FaultCode::NotExecutable => "not_executable",
         FaultCode::Busy => "busy",
         FaultCode::NotReady => "not_ready",
+        FaultCode::NeedsHistory => "needs_history",
         FaultCode::NotOwner => "not_owner",
         FaultCode::Invalid => "invalid",
         FaultCode::System => "system",

@@ -7,8 +7,8 @@ use harvest_proto::{
     AgentName, EventBody, PromptId, RepositoryName, SandboxId, SessionId, SnapshotId, TurnId,
     api::Prompt,
     bridge::{
-        AgentLaunch, Boot, BootStart, Checkout, ModelProtocol, RestartPolicy, ToSupervisor,
-        TurnRequest,
+        AgentLaunch, Boot, BootStart, Checkout, FaultCode, ModelProtocol, RestartPolicy,
+        ToSupervisor, TurnRequest,
     },
     event::SnapshotKind,
 };
@@ -18,7 +18,7 @@ use super::{
     Driver, TaskReport,
     freezer::{HAND_OVER, LEASE, thaw_now},
     late_results::{remove_late_sandbox, remove_late_snapshot},
-    writes,
+    past_messages, writes,
 };
 use crate::{
     bridge::{Bridge, BridgeError, PendingReply},
@@ -236,12 +236,22 @@ impl Driver {
             number,
             text: failed_checks.unwrap_or_default() + &row.text,
             author: row.author,
+            history: None,
         };
-        let posted = self.post(|id| ToSupervisor::Prompt { id, prompt: Box::new(order) });
-        let Some(posted) = posted else { return };
+        let Some(bridge) = self.connection.as_ref().map(|link| link.bridge.clone()) else { return };
+        let prompt_now = Box::new(order.clone());
+        let posted = bridge.post(|id| ToSupervisor::Prompt { id, prompt: prompt_now });
+        let Ok(posted) = posted else { return };
+        let (shared, session) = (Arc::clone(&self.shared), self.id().clone());
         let reports = self.report_sender.clone();
         self.spawn_attached(async move {
-            let input = match posted.reply().await {
+            let reply = match posted.reply().await {
+                Err(BridgeError::Fault(fault)) if fault.code == FaultCode::NeedsHistory => {
+                    past_messages::send_with_history(&shared.store, &session, &bridge, order).await
+                }
+                reply => reply,
+            };
+            let input = match reply {
                 Ok(_) => Input::PromptAccepted { prompt },
                 Err(BridgeError::Fault(fault)) => {
                     Input::PromptRefused { prompt, detail: fault.message }

@@ -9,6 +9,7 @@ mod effects;
 mod freezer;
 mod handle;
 mod late_results;
+mod past_messages;
 mod preconditions;
 mod writes;
 

@@ -84,7 +84,10 @@ pub(crate) struct Invocation {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Signal {
     /// The agent accepts prompts.
-    Ready,
+    Ready {
+        /// Whether it begins a conversation, and so remembers nothing.
+        is_new: bool,
+    },
     /// The agent has chosen this id for its conversation.
     Conversation(String),
     Event(EventBody),

@@ -85,6 +85,8 @@ pub(crate) struct AgentProcess {
     exit: Option<ProcessExit>,
     /// The time of the last prompt or line of the agent.
     pub(crate) last_activity: Instant,
+    /// Whether the agent remembers nothing.
+    pub(crate) is_new: bool,
 }
 
 impl AgentProcess {
@@ -126,17 +128,21 @@ impl AgentProcess {
                     return Err(AgentStartError { exit: Some(exit), tail: self.stderr_tail() });
                 }
             };
-            let is_ready = signals.contains(&Signal::Ready);
+            let is_new = signals.iter().find_map(|signal| match signal {
+                Signal::Ready { is_new } => Some(*is_new),
+                _ => None,
+            });
             for signal in signals {
                 match signal {
-                    Signal::Event(body) if is_ready => self.context.outbox.push(None, body),
+                    Signal::Event(body) if is_new.is_some() => self.context.outbox.push(None, body),
                     Signal::Unrecoverable(tail) => {
                         return Err(AgentStartError { exit: None, tail });
                     }
                     _ => {}
                 }
             }
-            if is_ready {
+            if let Some(is_new) = is_new {
+                self.is_new = is_new;
                 return Ok(());
             }
         }
@@ -175,6 +181,7 @@ impl AgentProcess {
             oom_before,
             exit: None,
             last_activity: Instant::now(),
+            is_new: true,
         })
     }
 

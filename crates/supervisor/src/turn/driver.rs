@@ -19,7 +19,7 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 
-use super::{DriverInput, Turns};
+use super::{DriverInput, Turns, past_messages};
 use crate::{
     agents::{AgentContext, AgentOutput, AgentProcess, Signal},
     capture::describe,
@@ -147,12 +147,17 @@ impl Driver {
     // Outside a turn: a prompt waits for its turn to start; a stop ends it before that.
     fn accept(&mut self, input: DriverInput) {
         match input {
-            DriverInput::Prompt(request) => {
+            DriverInput::Prompt(mut request) => {
                 let body = EventBody::TurnStarted {
                     prompt: request.prompt.clone(),
                     number: request.number,
                 };
                 self.context.outbox.push(Some(&request.turn), body);
+                if let Some(messages) = request.history.take_if(|past| !past.is_empty()) {
+                    let message = past_messages::notice(messages.len());
+                    self.context.outbox.push(Some(&request.turn), EventBody::Warning { message });
+                    request.text = past_messages::in_front(&messages, &request.text);
+                }
                 self.waiting = Some(ActiveTurn { request, started_at: Instant::now() });
             }
             DriverInput::Stop => {
@@ -346,7 +351,10 @@ impl Driver {
         loop {
             tokio::select! {
                 started = &mut start => return match started {
-                    Ok(agent) => Some(agent),
+                    Ok(agent) => {
+                        self.turns.forgot.set(agent.is_new);
+                        Some(agent)
+                    }
                     Err(error) => {
                         self.crashed(error.exit(), error.tail);
                         None

@@ -2,6 +2,7 @@
 //! that owns the agent is [`driver`].
 
 mod driver;
+mod past_messages;
 
 use std::{
     cell::{Cell, RefCell},
@@ -40,6 +41,8 @@ pub(crate) struct Turns {
     /// Set while the agent runs or is being restarted.
     driver: RefCell<Option<mpsc::UnboundedSender<DriverInput>>>,
     stopping: Cell<bool>,
+    /// The agent does not remember earlier turns.
+    forgot: Cell<bool>,
     /// Why the agent is not restarted any more.
     gave_up: RefCell<Option<String>>,
 }
@@ -51,6 +54,7 @@ impl Turns {
         let agent = started.map_err(|error| error.to_string())?;
         let (sender, inputs) = mpsc::unbounded_channel();
         self.driver.replace(Some(sender));
+        self.forgot.set(agent.is_new);
         let driver = Driver {
             turns: Rc::clone(self),
             context,
@@ -76,6 +80,10 @@ impl Turns {
         if self.busy() {
             return Err(Fault::new(FaultCode::Busy, "a turn is in progress"));
         }
+        if self.forgot.get() && request.number > 1 && request.history.is_none() {
+            return Err(Fault::new(FaultCode::NeedsHistory, "the agent remembers no earlier turn"));
+        }
+        self.forgot.set(false);
         self.remember(request.prompt.clone());
         self.current.replace(Some(request.turn.clone()));
         self.stopping.set(false);

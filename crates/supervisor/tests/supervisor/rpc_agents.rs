@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use harvest_proto::{AgentName, EventBody, event::TurnOutcome};
+use harvest_proto::{AgentName, EventBody, bridge::*, event::TurnOutcome};
 
 use crate::harness::*;
 
@@ -108,5 +108,29 @@ fn lost_conversation_begins_anew() {
         assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
         let starts = fs::read_to_string(sandbox.at("home/starts")).unwrap();
         assert_eq!(starts.lines().filter(|line| *line == "new").count(), 2, "{starts}");
+    });
+}
+
+#[test]
+fn agent_without_memory_gets_the_history() {
+    for_each(|agent| {
+        let (_sandbox, mut owner) = started(agent);
+        let second = TurnRequest { number: 2, ..turn_request("hello") };
+        let prompt = |request: &TurnRequest| {
+            let prompt = Box::new(request.clone());
+            move |id| ToSupervisor::Prompt { id, prompt }
+        };
+        let refused = owner.request(prompt(&second)).unwrap_err();
+        assert_eq!(refused.code, FaultCode::NeedsHistory);
+        let past = PastMessage { from: Speaker::User, text: "fix it".into() };
+        let second = TurnRequest { history: Some(vec![past]), ..second };
+        assert_eq!(owner.request(prompt(&second)), Ok(Reply::Done));
+        let notice = owner.event(|body| matches!(body, EventBody::Warning { .. }));
+        let EventBody::Warning { message } = notice else { unreachable!() };
+        assert!(message.contains("last 1 messages"), "{message}");
+        assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
+        let third = TurnRequest { number: 3, ..turn_request("hello") };
+        assert_eq!(owner.request(prompt(&third)), Ok(Reply::Done), "it remembers now");
+        assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
     });
 }

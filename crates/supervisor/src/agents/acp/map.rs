@@ -51,13 +51,13 @@ impl Acp {
             (Purpose::New, Ok(result)) => {
                 let session = text(&result, "sessionId");
                 if conversation::is_id(session) {
-                    return self.ready(session, &result);
+                    return self.ready(session, &result, true);
                 }
                 vec![Signal::Unrecoverable("the agent gave no id of its conversation".to_owned())]
             }
             (Purpose::Resume, Ok(result)) => {
                 let session = self.saved.clone().unwrap_or_default();
-                self.ready(&session, &result)
+                self.ready(&session, &result, false)
             }
             (Purpose::Resume, Err(_)) => {
                 self.replaying = false;

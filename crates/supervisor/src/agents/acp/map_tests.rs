@@ -38,7 +38,7 @@ fn prompted() -> Acp {
     lines(&mut acp, &[INITIALIZED.into(), OPENED.into()]);
     let author = Author { name: "A".into(), email: "a@localhost".into() };
     let (prompt, turn) = ("prm_000000000001".parse().unwrap(), "trn_000000000001".parse().unwrap());
-    acp.prompt(&TurnRequest { prompt, turn, number: 1, text: "go".into(), author });
+    acp.prompt(&TurnRequest { prompt, turn, number: 1, text: "go".into(), author, history: None });
     acp
 }
 
@@ -64,7 +64,11 @@ fn new_conversation_is_kept_and_reported() {
     };
     assert_eq!(
         lines(&mut acp, &[OPENED.into()]),
-        [Signal::Conversation(SESSION.into()), Signal::Event(ready), Signal::Ready]
+        [
+            Signal::Conversation(SESSION.into()),
+            Signal::Event(ready),
+            Signal::Ready { is_new: true }
+        ]
     );
 }
 
@@ -96,7 +100,7 @@ fn replayed_history_becomes_no_event() {
     ];
     assert_eq!(lines(&mut acp, &replay), []);
     let done = r#"{"jsonrpc":"2.0","id":2,"result":{}}"#.to_owned();
-    assert!(lines(&mut acp, &[done]).contains(&Signal::Ready));
+    assert!(lines(&mut acp, &[done]).contains(&Signal::Ready { is_new: false }));
     assert_eq!(lines(&mut acp, &[chunk_of("new")]).len(), 1);
 }
 

@@ -123,7 +123,7 @@ impl Acp {
         Signal::Send(self.requests.request(Purpose::New, "session/new", &params))
     }
 
-    fn ready(&mut self, session: &str, result: &Value) -> Vec<Signal> {
+    fn ready(&mut self, session: &str, result: &Value, is_new: bool) -> Vec<Signal> {
         self.replaying = false;
         session.clone_into(&mut self.session);
         let ready = EventBody::AgentReady {
@@ -131,6 +131,10 @@ impl Acp {
             model: map::model(result),
             mcp: Vec::new(),
         };
-        vec![Signal::Conversation(session.to_owned()), Signal::Event(ready), Signal::Ready]
+        vec![
+            Signal::Conversation(session.to_owned()),
+            Signal::Event(ready),
+            Signal::Ready { is_new },
+        ]
     }
 }

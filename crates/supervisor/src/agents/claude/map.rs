@@ -24,6 +24,7 @@ use crate::{
 #[derive(Debug, Default)]
 pub(crate) struct Claude {
     command: Option<String>,
+    pub(super) resumes: bool,
     started: bool,
     result: Option<Result<(), String>>,
     /// The last `AgentReady`.
@@ -67,7 +68,7 @@ impl Claude {
             "command_lifecycle" => self.lifecycle(&message),
             "control_request" => self.requested(&message),
             "control_cancel_request" => self.cancelled(&message),
-            "control_response" => ready(&message),
+            "control_response" => self.ready(&message),
             "keep_alive" | "rate_limit_event" | "tool_progress" | "auth_status"
             | "tool_use_summary" => Vec::new(),
             _ => self.unknown.record(line),
@@ -117,6 +118,13 @@ impl Claude {
         }
         self.reported = Some(ready.clone());
         vec![Signal::Event(ready)]
+    }
+
+    fn ready(&self, message: &Value) -> Vec<Signal> {
+        let response = &message["response"];
+        let ready =
+            text(response, "request_id") == INITIALIZE && text(response, "subtype") == "success";
+        if ready { vec![Signal::Ready { is_new: !self.resumes }] } else { Vec::new() }
     }
 
     fn idle(&mut self) -> Vec<Signal> {
@@ -196,13 +204,6 @@ impl Claude {
 
 fn text<'a>(value: &'a Value, field: &str) -> &'a str {
     value.get(field).and_then(Value::as_str).unwrap_or_default()
-}
-
-fn ready(message: &Value) -> Vec<Signal> {
-    let response = &message["response"];
-    let ready =
-        text(response, "request_id") == INITIALIZE && text(response, "subtype") == "success";
-    if ready { vec![Signal::Ready] } else { Vec::new() }
 }
 
 fn ask(name: &str, pending: &PendingQuestions) -> Vec<Signal> {

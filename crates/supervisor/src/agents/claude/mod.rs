@@ -35,6 +35,7 @@ const ENV: [(&str, &str); 10] = [
 
 impl Agent for Claude {
     fn invocation(&mut self, start: &AgentStart<'_>) -> Invocation {
+        self.resumes = start.resume;
         let argv = argv(start.launch, start.cwd, start.resume);
         Invocation { argv, env: owned(&ENV), files: Vec::new() }
     }

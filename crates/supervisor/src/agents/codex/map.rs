@@ -65,7 +65,8 @@ impl Codex {
     fn responded(&mut self, purpose: Purpose, result: Result<Value, RpcError>) -> Vec<Signal> {
         match (purpose, result) {
             (Purpose::Initialize, Ok(result)) => self.initialized(&result),
-            (Purpose::New | Purpose::Resume, Ok(result)) => self.opened(&result),
+            (Purpose::New, Ok(result)) => self.opened(&result, true),
+            (Purpose::Resume, Ok(result)) => self.opened(&result, false),
             (Purpose::Resume, Err(_)) => vec![Signal::Send(self.new_thread())],
             (Purpose::Initialize | Purpose::New, Err(error)) => {
                 vec![Signal::Unrecoverable(error.message)]
@@ -77,7 +78,7 @@ impl Codex {
         }
     }
 
-    fn opened(&mut self, result: &Value) -> Vec<Signal> {
+    fn opened(&mut self, result: &Value, is_new: bool) -> Vec<Signal> {
         let thread = text(&result["thread"], "id");
         if !conversation::is_id(thread) {
             let reason = "the agent gave no id of its conversation".to_owned();
@@ -87,7 +88,7 @@ impl Codex {
         if let Some(model) = result["model"].as_str() {
             self.model = Some(model.to_owned());
         }
-        vec![Signal::Conversation(thread.to_owned()), self.ready_event(), Signal::Ready]
+        vec![Signal::Conversation(thread.to_owned()), self.ready_event(), Signal::Ready { is_new }]
     }
 
     fn started(&mut self, turn: &str) -> Vec<Signal> {

@@ -30,7 +30,14 @@ fn prompted() -> Codex {
     lines(&mut codex, &[INITIALIZED.into(), OPENED.into()]);
     let author = Author { name: "A".into(), email: "a@localhost".into() };
     let (prompt, turn) = ("prm_000000000001".parse().unwrap(), "trn_000000000001".parse().unwrap());
-    codex.prompt(&TurnRequest { prompt, turn, number: 1, text: "go".into(), author });
+    codex.prompt(&TurnRequest {
+        prompt,
+        turn,
+        number: 1,
+        text: "go".into(),
+        author,
+        history: None,
+    });
     codex
 }
 
@@ -70,7 +77,7 @@ fn new_conversation_is_kept_and_reported() {
     };
     assert_eq!(
         lines(&mut codex, &[OPENED.into()]),
-        [Signal::Conversation("01a1".into()), Signal::Event(ready), Signal::Ready]
+        [Signal::Conversation("01a1".into()), Signal::Event(ready), Signal::Ready { is_new: true }]
     );
 }
 

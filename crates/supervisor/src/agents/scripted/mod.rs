@@ -62,7 +62,9 @@ impl Agent for Scripted {
             return self.unknown.record(line);
         };
         let event = match message {
-            FromProgram::Ready { .. } => return vec![Signal::Ready],
+            FromProgram::Ready { remembers } => {
+                return vec![Signal::Ready { is_new: remembers == 0 }];
+            }
             FromProgram::Done { error } => return vec![Signal::Done(error.map_or(Ok(()), Err))],
             FromProgram::Ask { request, question, options } => {
                 return self.on_question(request, question, options);
