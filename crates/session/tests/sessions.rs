@@ -13,6 +13,8 @@ mod forks_and_diffs;
 mod harness;
 #[path = "sessions/idle_and_slots.rs"]
 mod idle_and_slots;
+#[path = "sessions/other_agents.rs"]
+mod other_agents;
 #[path = "sessions/reads.rs"]
 mod reads;
 #[path = "sessions/removal.rs"]
@@ -145,7 +147,8 @@ async fn urgent_prompt_stops_turn_and_runs_next() {
     let id = harness.session(&sessions, Some("hold")).await.id;
     until(&sessions, &id, started).await;
     let waiting = send(&sessions, &id, "later").await;
-    let urgent = CreatePrompt { text: "urgent".parse().unwrap(), now: true, author: None };
+    let urgent =
+        CreatePrompt { text: "urgent".parse().unwrap(), now: true, author: None, agent: None };
     let urgent = sessions.prompt(&id, urgent, ada()).await.unwrap().id;
     until_status(&sessions, &id, &waiting, PromptStatus::Completed).await;
     assert_eq!(harness.fake.prompts_run()[1..], [urgent, waiting]);
@@ -340,7 +343,8 @@ async fn archived_session_refuses_prompts_until_resumed() {
     sessions.archive(&id).await.unwrap();
     until_state(&sessions, &id, SessionState::Archived).await;
     assert_eq!(status(&sessions, &id, &waiting).await, PromptStatus::Cancelled);
-    let create = CreatePrompt { text: "late".parse().unwrap(), now: false, author: None };
+    let create =
+        CreatePrompt { text: "late".parse().unwrap(), now: false, author: None, agent: None };
     assert_eq!(sessions.prompt(&id, create, ada()).await.unwrap_err().code(), "archived");
     sessions.resume(&id).await.unwrap();
     until_state(&sessions, &id, SessionState::Idle).await;

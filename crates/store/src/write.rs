@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use harvest_proto::{
-    BranchName, Event, EventBody, PromptId, RepositoryName, SessionId, SnapshotId, Timestamp,
-    TurnId,
+    AgentName, BranchName, Event, EventBody, PromptId, RepositoryName, SessionId, SnapshotId,
+    Timestamp, TurnId,
     api::{DiffStat, PromptStatus, PullRequest},
     bridge::OutboxEvent,
     event::{SnapshotKind, TurnOutcome, Usage},
@@ -105,6 +105,8 @@ pub enum Write {
     /// Sets the position in the queue for a sandbox slot; `None` when the session does not wait.
     Position(Option<u32>),
     Title(String),
+    /// Another agent continues the session.
+    Agent(AgentName),
     /// Sets the base branch of a repository unless one was given: the remote's default branch.
     DefaultBase {
         repository: RepositoryName,
@@ -247,6 +249,7 @@ async fn apply_one(target: &mut Target<'_>, write: Write) -> Result<(), StoreErr
         }
         Write::SnapshotShare { snapshot, at } => snapshots::share(target, &snapshot, at).await,
         Write::Title(title) => sessions::set_title(target, title).await,
+        Write::Agent(agent) => sessions::set_agent(target, agent).await,
         Write::DefaultBase { repository, base } => {
             checkouts::update(target, CheckoutColumn::DefaultBase, repository, base.into()).await
         }

@@ -97,6 +97,9 @@ pub(crate) struct SendArgs {
     /// Stop the current turn and run this prompt next
     #[arg(long)]
     pub(crate) now: bool,
+    /// Continue the session with this agent, from the next turn on. It gets the last messages
+    #[arg(short, long, value_name = "NAME", value_parser = words::<AgentName>(AgentName::WORDS))]
+    pub(crate) agent: Option<AgentName>,
     /// Follow the session
     #[arg(short, long)]
     pub(crate) follow: bool,

@@ -56,7 +56,7 @@ pub(crate) async fn follow(
                     answers.withdraw();
                     return finish(screen, Verdict::NeedsInput);
                 };
-                let request = CreatePrompt { text, now: false, author: None };
+                let request = CreatePrompt { text, now: false, author: None, agent: None };
                 client.prompt(session, &request).await.context("cannot answer")?;
                 continue;
             }

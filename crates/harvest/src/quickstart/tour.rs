@@ -145,7 +145,8 @@ impl Tour<'_> {
             screen.event(&event)?;
             if let (EventBody::ToolEnded { .. }, Some(text)) = (&event.body, next) {
                 next = None;
-                let request = CreatePrompt { text: prompt(text), now: false, author: None };
+                let request =
+                    CreatePrompt { text: prompt(text), now: false, author: None, agent: None };
                 self.client.prompt(id, &request).await.context("cannot queue the second prompt")?;
             }
             match tracker.event(&event.body) {

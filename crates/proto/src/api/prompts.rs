@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    PromptId, PromptText, SnapshotId, Timestamp, TurnId,
+    AgentName, PromptId, PromptText, SnapshotId, Timestamp, TurnId,
     api::DiffStat,
     bridge::Author,
     event::{TurnOutcome, Usage},
@@ -21,6 +21,8 @@ pub struct CreatePrompt {
     pub now: bool,
     /// Author of the commits; the token's user when absent.
     pub author: Option<Author>,
+    /// The agent that continues the session from the next turn on; the session's when absent.
+    pub agent: Option<AgentName>,
 }
 
 /// `PATCH /v1/sessions/{id}/prompts/{prompt}`: moves a prompt within the queue.

@@ -261,6 +261,8 @@ pub struct TurnRequest {
     pub text: String,
     /// Author of the turn's commits: `"{name} (Harvest)" <email>`.
     pub author: Author,
+    /// The agent that runs the turn, if another one may be running.
+    pub agent: Option<Box<AgentLaunch>>,
     /// The messages before it, oldest first, for an agent that does not remember them: see
     /// [`FaultCode::NeedsHistory`].
     pub history: Option<Vec<PastMessage>>,

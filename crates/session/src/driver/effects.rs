@@ -4,12 +4,9 @@
 use std::{sync::Arc, time::Duration};
 
 use harvest_proto::{
-    AgentName, EventBody, PromptId, RepositoryName, SandboxId, SessionId, SnapshotId, TurnId,
+    EventBody, PromptId, RepositoryName, SandboxId, SessionId, SnapshotId, TurnId,
     api::Prompt,
-    bridge::{
-        AgentLaunch, Boot, BootStart, Checkout, FaultCode, ModelProtocol, RestartPolicy,
-        ToSupervisor, TurnRequest,
-    },
+    bridge::{Boot, BootStart, Checkout, FaultCode, ToSupervisor, TurnRequest},
     event::SnapshotKind,
 };
 use harvest_store::{CheckoutRecord, Removal, Write};
@@ -152,16 +149,7 @@ impl Driver {
             epoch: self.state.epoch,
             start,
             repositories: self.checkouts(),
-            agent: Some(AgentLaunch {
-                name: session.agent,
-                conversation: self.record.conversation.clone(),
-                resume,
-                model: session.model.as_ref().and_then(|model| model.name()).map(str::to_owned),
-                protocol: protocol(session.agent),
-                questions: !self.record.no_questions,
-                silence_millis: millis(self.shared.timeouts.silence),
-                restarts: RestartPolicy::default(),
-            }),
+            agent: Some(self.launch(resume)),
             env: self.record.env.clone(),
             hook_millis: None,
         };
@@ -236,6 +224,7 @@ impl Driver {
             number,
             text: failed_checks.unwrap_or_default() + &row.text,
             author: row.author,
+            agent: Some(Box::new(self.launch(true))),
             history: None,
         };
         let Some(bridge) = self.connection.as_ref().map(|link| link.bridge.clone()) else { return };
@@ -482,13 +471,5 @@ where
         }
         tokio::time::sleep(wait).await;
         wait = (wait * 2).min(Duration::from_secs(10));
-    }
-}
-
-/// The protocol in which an agent speaks to its model service.
-fn protocol(agent: AgentName) -> ModelProtocol {
-    match agent {
-        AgentName::Claude | AgentName::Opencode | AgentName::Scripted => ModelProtocol::Messages,
-        AgentName::Codex => ModelProtocol::Responses,
     }
 }

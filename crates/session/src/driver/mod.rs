@@ -9,6 +9,7 @@ mod effects;
 mod freezer;
 mod handle;
 mod late_results;
+mod launch;
 mod past_messages;
 mod preconditions;
 mod writes;
@@ -327,9 +328,10 @@ impl Driver {
 
     /// Queues a prompt. Neither the reply nor the effects read it back from the store.
     async fn on_prompt(&mut self, command: PromptCommand) -> ControlFlow {
-        let PromptCommand { new, title, now, mut writes, reply } = command;
+        let PromptCommand { new, title, now, agent, mut writes, reply } = command;
         let untitled = self.record.session.title == UNTITLED;
         writes.extend(untitled.then(|| Write::Title(title.clone())));
+        writes.extend(agent.map(Write::Agent));
         writes.push(Write::PromptInsert(Box::new(new.clone())));
         let input = Input::PromptQueued { prompt: new.id.clone(), now };
         let (decision, events) = match self.commit_once(input, writes).await {
@@ -339,6 +341,7 @@ impl Driver {
         if untitled {
             self.record.session.title = title;
         }
+        self.record.session.agent = agent.unwrap_or(self.record.session.agent);
         let prompt = writes::stored_prompt(new, &decision, &events);
         let _ = reply.send(Ok(prompt.clone()));
         self.new_prompt = Some(prompt);

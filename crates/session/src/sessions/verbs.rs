@@ -29,12 +29,17 @@ impl Sessions {
         create: CreatePrompt,
         user: Author,
     ) -> Result<Prompt, SessionError> {
+        if let Some(agent) = create.agent {
+            let model = self.get(session).await?.model;
+            self.check_model_key(agent, model.as_ref()).await?;
+        }
         let new = new_prompt(create.text, create.author.unwrap_or(user));
-        let (title, now) = (title(&new.text), create.now);
+        let (title, now, agent) = (title(&new.text), create.now, create.agent);
         let writes = self.created_write(&new.id.to_string()).into_iter().collect();
         let handle = self.handle(session).await?;
-        let command =
-            |reply| Command::Prompt(Box::new(PromptCommand { new, title, now, writes, reply }));
+        let command = |reply| {
+            Command::Prompt(Box::new(PromptCommand { new, title, now, agent, writes, reply }))
+        };
         self.not_found_if_deleted(session, handle.call(command).await).await
     }
 

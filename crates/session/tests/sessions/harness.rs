@@ -157,7 +157,8 @@ impl Harness {
 }
 
 pub(crate) async fn send(sessions: &Sessions, session: &SessionId, text: &str) -> PromptId {
-    let create = CreatePrompt { text: text.parse().unwrap(), now: false, author: None };
+    let create =
+        CreatePrompt { text: text.parse().unwrap(), now: false, author: None, agent: None };
     sessions.prompt(session, create, ada()).await.unwrap().id
 }
 

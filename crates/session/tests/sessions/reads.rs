@@ -108,7 +108,8 @@ async fn prompt_reply_is_the_stored_prompt() {
     until_state(&sessions, &id, SessionState::Idle).await;
     // The first is dispatched at once, the others are queued.
     for (text, position) in [("hold", None), ("a\0b", Some(1)), ("c", Some(2))] {
-        let create = CreatePrompt { text: text.parse().unwrap(), now: false, author: None };
+        let create =
+            CreatePrompt { text: text.parse().unwrap(), now: false, author: None, agent: None };
         let reply = sessions.prompt(&id, create, ada()).await.unwrap();
         assert_eq!((reply.position, reply.turn.is_some()), (position, position.is_none()));
         assert_eq!(sessions.prompts(&id).await.unwrap().last(), Some(&reply));
@@ -116,25 +117,4 @@ async fn prompt_reply_is_the_stored_prompt() {
     assert_eq!(sessions.get(&id).await.unwrap().title, "hold");
     let unknown = sessions.prompt_cancel(&id, &PromptId::random()).await.unwrap_err();
     assert_eq!(unknown.code(), "not_found");
-}
-
-#[tokio::test]
-async fn agent_without_memory_gets_last_messages() {
-    let harness = Harness::new().await;
-    let sessions = harness.serve().await;
-    let id = harness.session(&sessions, Some("first")).await.id;
-    until_state(&sessions, &id, SessionState::Idle).await;
-    let second = send(&sessions, &id, "forgotten").await;
-    let ended = |event: &Event| matches!(&event.body, EventBody::TurnEnded { prompt, .. } if *prompt == second);
-    until(&sessions, &id, ended).await;
-    let texts: String = all(&sessions, &id)
-        .await
-        .into_iter()
-        .filter_map(|event| match event.body {
-            EventBody::TextDelta { text } => Some(text),
-            _ => None,
-        })
-        .collect();
-    // The fake agent repeats a prompt, and after "forgotten" the messages that it got.
-    assert_eq!(texts, "firstUser first\nAgent first\n");
 }

@@ -23,7 +23,9 @@ use crate::{
 
 pub use list::{SessionCursor, SessionFilter, SessionPage};
 pub use update::DriverState;
-pub(crate) use update::{add_usage, advance, set_diff, set_driver_state, set_position, set_title};
+pub(crate) use update::{
+    add_usage, advance, set_agent, set_diff, set_driver_state, set_position, set_title,
+};
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewSession {

@@ -1,7 +1,7 @@
 //! Updates of a session's row and of its diff, as part of a commit.
 
 use harvest_proto::{
-    SandboxId, SnapshotId, StateReason, Timestamp, api::SessionState, event::Usage,
+    AgentName, SandboxId, SnapshotId, StateReason, Timestamp, api::SessionState, event::Usage,
 };
 
 use crate::{
@@ -86,6 +86,10 @@ pub(crate) async fn add_usage(target: &mut Target<'_>, usage: Usage) -> Result<(
 
 pub(crate) async fn set_title(target: &mut Target<'_>, title: String) -> Result<(), StoreError> {
     set_text(target, "UPDATE sessions SET title = $2 WHERE id = $1", title).await
+}
+
+pub(crate) async fn set_agent(target: &mut Target<'_>, agent: AgentName) -> Result<(), StoreError> {
+    set_text(target, "UPDATE sessions SET agent = $2 WHERE id = $1", agent.to_string()).await
 }
 
 // Not a column of `sessions`: that row is rewritten with every event, and a diff may be long.

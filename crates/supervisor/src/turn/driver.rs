@@ -11,7 +11,7 @@ use std::{pin::pin, rc::Rc, time::Duration};
 
 use harvest_proto::{
     EventBody, TurnId,
-    bridge::{Exit, TurnRequest},
+    bridge::{AgentLaunch, Exit, TurnRequest},
     event::TurnOutcome,
 };
 use tokio::{
@@ -101,7 +101,14 @@ impl Driver {
         let mut running = Some(agent);
         loop {
             running = match (running, self.waiting.take()) {
-                (Some(agent), Some(turn)) => self.run_turn(agent, turn).await,
+                (Some(agent), Some(turn)) => match self.other_agent(&turn) {
+                    None => self.run_turn(agent, turn).await,
+                    Some(launch) => {
+                        self.waiting = Some(turn);
+                        self.replace(agent, launch).await;
+                        None
+                    }
+                },
                 (Some(agent), None) => self.idle(agent).await,
                 (None, waiting) => {
                     self.waiting = waiting;
@@ -114,6 +121,21 @@ impl Driver {
                 return self.give_up();
             }
         }
+    }
+
+    // The agent that the turn wants, if it is not the one that runs.
+    fn other_agent(&self, turn: &ActiveTurn) -> Option<AgentLaunch> {
+        let wanted = turn.request.agent.as_deref()?;
+        (wanted.name != self.context.launch.name).then(|| wanted.clone())
+    }
+
+    // Ends the agent; the next start is that of another one.
+    async fn replace(&mut self, agent: AgentProcess, launch: AgentLaunch) {
+        agent.close(CLOSE_TIMEOUT).await;
+        self.context.sandbox.agent_group.kill_all(KILL_GROUP_TIMEOUT).await;
+        self.turns.agent.set(Some(launch.name));
+        self.context.launch = launch;
+        self.crashes = 0;
     }
 
     // `None` when the agent has exited.
@@ -174,6 +196,8 @@ impl Driver {
         mut agent: AgentProcess,
         turn: ActiveTurn,
     ) -> Option<AgentProcess> {
+        // From here on it remembers at least this turn.
+        self.turns.forgot.set(false);
         self.set_author(&turn).await;
         agent.prompt(&turn.request);
         let end = self.wait_for_end(&mut agent, &turn.request.turn).await;

@@ -12,8 +12,8 @@ use std::{
 };
 
 use harvest_proto::{
-    PromptId, TurnId,
-    bridge::{Fault, FaultCode, PromptProgress, Reply, RestartPolicy, TurnRequest},
+    AgentName, PromptId, TurnId,
+    bridge::{AgentLaunch, Fault, FaultCode, PromptProgress, Reply, RestartPolicy, TurnRequest},
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -43,6 +43,8 @@ pub(crate) struct Turns {
     stopping: Cell<bool>,
     /// The agent does not remember earlier turns.
     forgot: Cell<bool>,
+    /// The agent that runs.
+    agent: Cell<Option<AgentName>>,
     /// Why the agent is not restarted any more.
     gave_up: RefCell<Option<String>>,
 }
@@ -55,6 +57,7 @@ impl Turns {
         let (sender, inputs) = mpsc::unbounded_channel();
         self.driver.replace(Some(sender));
         self.forgot.set(agent.is_new);
+        self.agent.set(Some(context.launch.name));
         let driver = Driver {
             turns: Rc::clone(self),
             context,
@@ -80,10 +83,11 @@ impl Turns {
         if self.busy() {
             return Err(Fault::new(FaultCode::Busy, "a turn is in progress"));
         }
-        if self.forgot.get() && request.number > 1 && request.history.is_none() {
+        let other = |wanted: &AgentLaunch| self.agent.get() != Some(wanted.name);
+        let forgot = self.forgot.get() || request.agent.as_deref().is_some_and(other);
+        if forgot && request.number > 1 && request.history.is_none() {
             return Err(Fault::new(FaultCode::NeedsHistory, "the agent remembers no earlier turn"));
         }
-        self.forgot.set(false);
         self.remember(request.prompt.clone());
         self.current.replace(Some(request.turn.clone()));
         self.stopping.set(false);

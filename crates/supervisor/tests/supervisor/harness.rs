@@ -459,6 +459,7 @@ pub(crate) fn turn_request(text: &str) -> TurnRequest {
         number: 1,
         text: text.into(),
         author: Author { name: "Ada".into(), email: "ada@example.org".into() },
+        agent: None,
         history: None,
     }
 }

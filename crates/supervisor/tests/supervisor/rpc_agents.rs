@@ -134,3 +134,33 @@ fn agent_without_memory_gets_the_history() {
         assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
     });
 }
+
+#[test]
+fn another_agent_takes_over_with_the_history() {
+    let (sandbox, mut owner) = started(AgentName::Opencode);
+    owner.prompt("hello");
+    assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
+    let boot = sandbox.boot(BootStart::Restore, &[]);
+    let launch = AgentLaunch { name: AgentName::Codex, ..boot.agent.unwrap() };
+    let request = |text, history| TurnRequest {
+        number: 2,
+        agent: Some(Box::new(launch.clone())),
+        history,
+        ..turn_request(text)
+    };
+    let mut send = |owner: &mut Client, request: TurnRequest| {
+        owner.request(|id| ToSupervisor::Prompt { id, prompt: Box::new(request) })
+    };
+    let refused = send(&mut owner, request("hello", None)).unwrap_err();
+    assert_eq!(refused.code, FaultCode::NeedsHistory);
+    let past = PastMessage { from: Speaker::User, text: "fix it".into() };
+    assert_eq!(send(&mut owner, request("hello", Some(vec![past]))), Ok(Reply::Done));
+    let ready = owner.event(|body| matches!(body, EventBody::AgentReady { .. }));
+    assert!(
+        matches!(ready, EventBody::AgentReady { version: Some(codex), .. } if codex == "0.166.0")
+    );
+    assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
+    assert_eq!(send(&mut owner, request("history", None)), Ok(Reply::Done), "it remembers now");
+    owner.text("I remember 1 earlier prompts.");
+    assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
+}

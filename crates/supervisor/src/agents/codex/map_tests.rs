@@ -36,6 +36,7 @@ fn prompted() -> Codex {
         number: 1,
         text: "go".into(),
         author,
+        agent: None,
         history: None,
     });
     codex
