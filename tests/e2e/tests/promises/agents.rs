@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::{SAMPLE, completed, turn_ended};
 
 /// The number in the output of a `history` step.
-fn remembered(follower: &Follower<'_>, after: u64) -> u32 {
+pub(crate) fn remembered(follower: &Follower<'_>, after: u64) -> u32 {
     let told = follower.seen.iter().rev().find_map(|event| match &event.body {
         EventBody::TextDelta { text } if event.seq > after => Some(text.clone()),
         _ => None,
@@ -26,28 +26,39 @@ fn remembered(follower: &Follower<'_>, after: u64) -> u32 {
         .unwrap_or_else(|| panic!("{told}"))
 }
 
-fn last(follower: &Follower<'_>) -> u64 {
+pub(crate) fn last(follower: &Follower<'_>) -> u64 {
     follower.seen.last().map_or(0, |event| event.seq)
 }
 
-async fn keeps_the_contract(agent: &str) {
-    let host = Host::start().await;
+/// Whether an agent can ask the user.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Questions {
+    Asked,
+    None,
+}
+
+pub(crate) async fn keeps_the_contract(host: &Host, agent: &str, questions: Questions) {
     host.repository("calc", SAMPLE).await;
     // Text, a tool call as the agent's user, a question and its answer.
-    let script = json!([
-        [{ "text": "Let me see." }, { "bash": "id -u; echo made > made.txt" }],
-        [{ "ask": { "question": "Which colour?", "options": ["red", "blue"] } }],
-        { "text": "thanks" },
-    ]);
-    let session = host.session_of(agent, "calc", "Do this.", &script).await.id;
+    let mut script = vec![
+        json!([{ "text": "Let me see." }, { "bash": "id -u; echo made > made.txt" }]),
+        json!({ "text": "thanks" }),
+    ];
+    if questions == Questions::Asked {
+        let question = json!({ "question": "Which colour?", "options": ["red", "blue"] });
+        script.insert(1, json!([{ "ask": question }]));
+    }
+    let session = host.session_of(agent, "calc", "Do this.", &script.into()).await.id;
     let mut follower = host.follow(session.clone());
     let tool = follower.until("the tool", |body| matches!(body, EventBody::ToolEnded { .. })).await;
     assert!(
         matches!(&tool.body, EventBody::ToolEnded { ok: true, output, .. } if output.contains("10001")),
         "{tool:?}"
     );
-    host.wait_for(&session, SessionState::NeedsInput).await;
-    assert_eq!(host.harvest(["send", &session.to_string(), "blue"]).code, 0);
+    if questions == Questions::Asked {
+        host.wait_for(&session, SessionState::NeedsInput).await;
+        assert_eq!(host.harvest(["send", &session.to_string(), "blue"]).code, 0);
+    }
     follower.until("turn 1", completed).await;
     assert!(follower.text().contains("Let me see.") && follower.text().contains("thanks"));
 
@@ -88,12 +99,12 @@ async fn keeps_the_contract(agent: &str) {
 
 #[tokio::test]
 async fn claude_keeps_the_contract_of_agents() {
-    keeps_the_contract("claude").await;
+    keeps_the_contract(&Host::start().await, "claude", Questions::Asked).await;
 }
 
 #[tokio::test]
 async fn the_scripted_agent_keeps_the_contract_of_agents() {
-    keeps_the_contract("scripted").await;
+    keeps_the_contract(&Host::start().await, "scripted", Questions::Asked).await;
 }
 
 #[tokio::test]

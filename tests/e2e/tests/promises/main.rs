@@ -22,6 +22,7 @@ mod live_terminal;
 mod many_sessions;
 mod names_and_addresses;
 mod network;
+mod opencode;
 mod prompt_to_pull_request;
 mod quickstart;
 mod readme;
