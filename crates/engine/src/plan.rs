@@ -15,7 +15,8 @@ use std::{
 
 use harvest_proto::{
     SandboxId,
-    launch::{DNS_ADDRESS, SYNTHETIC_PREFIX_BITS},
+    launch::{DNS_ADDRESS, Descriptor, SYNTHETIC_PREFIX_BITS},
+    meminfo::MemoryUsage,
 };
 use serde::{Deserialize, Serialize};
 
@@ -26,7 +27,7 @@ use crate::{
 };
 pub use capability::Capability;
 pub use step::{Namespace, PassedDescriptor, Step};
-use visible_limits::{cpuinfo, meminfo, sys_files, visible_cpus};
+use visible_limits::{cpuinfo, sys_files, visible_cpus};
 
 /// The host's properties that a plan depends on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -214,14 +215,15 @@ fn assigned_steps(record: &Record, layers: &[PathBuf], facts: &HostFacts) -> Vec
 /// Files that show the limits where programs look for the size of their machine.
 fn limit_files(record: &Record, facts: &HostFacts, cpus: &[u32]) -> Vec<Step> {
     let limits = &record.limits;
-    let file = |inside: &str, text: String| Step::File { inside: inside.into(), text };
+    let file = |inside: &str, text, writer| Step::File { inside: inside.into(), text, writer };
     let mut steps = vec![Step::SysFiles { files: sys_files(limits, &facts.cgroups, cpus) }];
     // Without cgroups memory is not limited.
     if facts.cgroups != Hierarchy::None && limits.memory_bytes < facts.size.memory_bytes {
-        steps.push(file("/proc/meminfo", meminfo(limits.memory_bytes)));
+        let memory = MemoryUsage { total: limits.memory_bytes, ..MemoryUsage::default() };
+        steps.push(file("/proc/meminfo", memory.meminfo(), Some(Descriptor::Meminfo)));
     }
     if cpus != facts.size.cpus {
-        steps.push(file("/proc/cpuinfo", cpuinfo(&facts.size.cpuinfo, cpus)));
+        steps.push(file("/proc/cpuinfo", cpuinfo(&facts.size.cpuinfo, cpus), None));
     }
     steps
 }
@@ -269,7 +271,7 @@ fn files(record: &Record, facts: &HostFacts) -> [Step; 3] {
         }
         Network::Host => facts.resolv_conf.clone(),
     };
-    let file = |inside: &str, text: String| Step::File { inside: inside.into(), text };
+    let file = |inside: &str, text| Step::File { inside: inside.into(), text, writer: None };
     [
         file("/etc/resolv.conf", resolv_conf),
         file("/etc/hosts", format!("127.0.0.1 localhost {name}\n::1 localhost\n")),

@@ -90,6 +90,13 @@ pub enum Descriptor {
     /// A file with a line `oom_kill N`: how many processes the memory limit has killed
     /// (`memory.events` on v2, `memory.oom_control` on v1).
     OomCount,
+    /// The sandbox's `/proc/meminfo`, to write. Absent where memory is not limited, or
+    /// only by the host's size.
+    Meminfo,
+    /// How much memory the sandbox uses (`memory.current` on v2, `memory.usage_in_bytes` on v1).
+    MemoryUsed,
+    /// `memory.stat` of the sandbox.
+    MemoryStat,
     /// The sandbox's `/dev/null`, in an early launch: without a root there is none to open.
     DevNull,
     /// The log, after an early launch; without one, standard error is the log.

@@ -11,6 +11,7 @@ pub mod event;
 pub mod hint;
 pub mod ids;
 pub mod launch;
+pub mod meminfo;
 pub mod names;
 pub mod network;
 pub mod reason;

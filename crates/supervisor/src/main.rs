@@ -22,6 +22,7 @@ mod freeze;
 mod git;
 mod launch;
 mod log;
+mod meminfo;
 mod outbox;
 mod pipes;
 mod processes;

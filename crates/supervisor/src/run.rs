@@ -15,6 +15,7 @@ use crate::{
     door, freeze,
     launch::{InheritedFds, LaunchError, PendingLaunch},
     log,
+    meminfo::Meminfo,
     processes::{Processes, limit_file_size},
     reaper,
     sandbox::Sandbox,
@@ -26,6 +27,10 @@ const BLOCKING_STACK_BYTES: usize = 256 * 1024;
 
 // The time processes have between SIGTERM and the exit of pid 1, which kills them.
 const GRACE: Duration = Duration::from_secs(3);
+
+// With its wake-ups, 0.2 ms of CPU time on a busy host: 200 sandboxes that all run a command take 4 %
+// of one CPU for it.
+const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(crate) fn main() -> ExitCode {
     log::exit_code("", run())
@@ -64,6 +69,7 @@ async fn serve(mut pending: PendingLaunch) -> Result<(), LaunchError> {
     let model_activity = door::open(&mut inherited, launch.sealed)?;
     let id = launch.sandbox.clone();
     let bridge = Bridge::new(Sandbox { model_activity, ..sandbox(launch, processes, inherited) });
+    tokio::task::spawn_local(refresh_meminfo(Rc::clone(&bridge)));
     log::line(format_args!("{id} started"));
     let mut terminated = signal(SignalKind::terminate())?;
     tokio::select! {
@@ -84,8 +90,26 @@ fn sandbox(launch: Launch, processes: Rc<Processes>, mut inherited: InheritedFds
         processes,
         agent_group: AgentGroup::new(&mut inherited),
         oom: OomCount::new(&mut inherited),
+        meminfo: Meminfo::new(&mut inherited),
         detached: Rc::default(),
         model_activity: Rc::default(),
+    }
+}
+
+/// Refreshes `/proc/meminfo` once a second while a command or a turn runs. An idle sandbox, or one
+/// that waits for an answer, is not woken: it may be frozen for days.
+async fn refresh_meminfo(bridge: Rc<Bridge>) {
+    let (processes, turns) = (&bridge.sandbox.processes, &bridge.turns);
+    while let Some(meminfo) = &bridge.sandbox.meminfo {
+        meminfo.refresh();
+        if processes.are_running() || turns.is_working() {
+            let _new_command = timeout(REFRESH_INTERVAL, processes.started.notified()).await;
+        } else {
+            tokio::select! {
+                () = processes.started.notified() => {}
+                () = turns.resumed.notified() => {}
+            }
+        }
     }
 }
 

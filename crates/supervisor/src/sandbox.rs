@@ -12,6 +12,7 @@ use crate::{
     cgroup::{AgentGroup, OomCount},
     detached::Detached,
     door::ModelActivity,
+    meminfo::Meminfo,
     processes::{ProcessExit, ProcessSpec, Processes},
     users::{self, User},
 };
@@ -29,6 +30,8 @@ pub(crate) struct Sandbox {
     pub(crate) processes: Rc<Processes>,
     pub(crate) agent_group: AgentGroup,
     pub(crate) oom: OomCount,
+    /// Nothing where the sandbox sees the host's memory.
+    pub(crate) meminfo: Option<Meminfo>,
     pub(crate) detached: Rc<Detached>,
     pub(crate) model_activity: Rc<ModelActivity>,
 }

@@ -104,6 +104,8 @@ pub(super) fn v2(folder: &Path, limits: &Limits) -> SandboxGroups {
         (Descriptor::AgentProcs, agent.join("cgroup.procs"), false),
         (Descriptor::AgentKill, agent.join("cgroup.kill"), true),
         (Descriptor::OomCount, work.join("memory.events"), false),
+        (Descriptor::MemoryUsed, work.join("memory.current"), false),
+        (Descriptor::MemoryStat, work.join("memory.stat"), false),
     ];
     SandboxGroups { make, clone_into: Some(supervisor), join: Vec::new(), inherit }
 }
@@ -183,7 +185,13 @@ pub(super) fn v1(
     }
     inherit.push((Descriptor::AgentProcs, freezer.join("agent/cgroup.procs"), false));
     inherit.push((Descriptor::AgentFreezer, freezer.join("agent/freezer.state"), true));
-    inherit.push((Descriptor::OomCount, folder("memory").join("work/memory.oom_control"), false));
+    for (descriptor, name) in [
+        (Descriptor::OomCount, "memory.oom_control"),
+        (Descriptor::MemoryUsed, "memory.usage_in_bytes"),
+        (Descriptor::MemoryStat, "memory.stat"),
+    ] {
+        inherit.push((descriptor, folder("memory").join("work").join(name), false));
+    }
     SandboxGroups { make, clone_into: None, join, inherit }
 }
 

@@ -97,12 +97,16 @@ impl StepRunner {
             Step::ReadOnly { paths } => {
                 self.prepared()?.read_only(paths).doing(|| "make parts of /proc read-only")
             }
-            Step::File { inside, text } => {
+            Step::File { inside, text, writer } => {
                 self.files += 1;
                 let (scratch, tree) = (self.scratch()?, self.tree()?);
-                let made =
-                    scratch.file(self.files, text).and_then(|file| tree.on_file(&file, inside));
-                made.doing(|| format!("create {}", inside.display()))
+                let made = scratch.file(self.files, text).and_then(|(file, mount)| {
+                    tree.on_file(&mount, inside)?;
+                    Ok(file)
+                });
+                let file = made.doing(|| format!("create {}", inside.display()))?;
+                self.inherited.extend(writer.map(|descriptor| (descriptor, file)));
+                Ok(())
             }
             _ => Err(out_of_order()),
         }

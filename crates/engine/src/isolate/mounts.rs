@@ -162,15 +162,17 @@ impl Scratch {
         Ok(tree)
     }
 
-    /// A read-only file with this text that is not attached anywhere yet.
-    pub(crate) fn file(&self, number: usize, text: &str) -> io::Result<OwnedFd> {
+    /// A new file with this text, open for writing, and a read-only mount of it that is not attached
+    /// anywhere yet.
+    pub(crate) fn file(&self, number: usize, text: &str) -> io::Result<(OwnedFd, OwnedFd)> {
         let name = Path::new("files").join(number.to_string());
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let file = openat(&self.0, &name, flags, Mode::from_raw_mode(0o644))?;
-        std::io::Write::write_all(&mut std::fs::File::from(file), text.as_bytes())?;
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let mut file =
+            std::fs::File::from(openat(&self.0, &name, flags, Mode::from_raw_mode(0o644))?);
+        std::io::Write::write_all(&mut file, text.as_bytes())?;
         let tree = syscall::clone_mount(&self.0, &name, false)?;
         syscall::set_mount_attributes(&tree, READ_ONLY | libc::MOUNT_ATTR_NOEXEC, None)?;
-        Ok(tree)
+        Ok((file.into(), tree))
     }
 }
 

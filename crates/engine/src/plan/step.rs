@@ -137,6 +137,9 @@ pub enum Step {
         inside: PathBuf,
         /// Its content.
         text: String,
+        /// The supervisor may change it through this descriptor.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        writer: Option<Descriptor>,
     },
     /// Mount a file or folder of the host, read-only.
     Bind {

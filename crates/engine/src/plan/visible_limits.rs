@@ -20,35 +20,6 @@ pub(super) fn visible_cpus(host: &[u32], limits: &Limits, seed: &str) -> Vec<u32
     cpus
 }
 
-/// `/proc/meminfo` of a machine with this much memory and no swap.
-pub(super) fn meminfo(bytes: u64) -> String {
-    let all = bytes / 1024;
-    [
-        ("MemTotal", all),
-        ("MemFree", all),
-        ("MemAvailable", all),
-        ("Buffers", 0),
-        ("Cached", 0),
-        ("SwapCached", 0),
-        ("Active", 0),
-        ("Inactive", 0),
-        ("SwapTotal", 0),
-        ("SwapFree", 0),
-        ("Dirty", 0),
-        ("Writeback", 0),
-        ("AnonPages", 0),
-        ("Mapped", 0),
-        ("Shmem", 0),
-        ("Slab", 0),
-        ("SReclaimable", 0),
-        ("SUnreclaim", 0),
-        ("CommitLimit", all),
-        ("Committed_AS", 0),
-    ]
-    .map(|(name, kib)| format!("{:<16}{kib:>8} kB\n", format!("{name}:")))
-    .concat()
-}
-
 /// The host's `/proc/cpuinfo` without the processors that are not in `cpus`.
 pub(super) fn cpuinfo(host: &str, cpus: &[u32]) -> String {
     let number = |block: &str| -> Option<u32> {
@@ -122,13 +93,6 @@ mod tests {
         let first = |number: u32| visible_cpus(&host, &limits(1000), &format!("sbx_{number}"))[0];
         let used: std::collections::BTreeSet<u32> = (0..16).map(first).collect();
         assert_eq!(used.len(), 4);
-    }
-
-    #[test]
-    fn meminfo_has_the_kernels_columns() {
-        let text = meminfo(4 << 30);
-        assert!(text.starts_with("MemTotal:        4194304 kB\n"), "{text}");
-        assert!(text.contains("\nSwapTotal:             0 kB\n"), "{text}");
     }
 
     #[test]

@@ -33,6 +33,30 @@ fn programs_see_the_limits_of_their_sandbox() {
     assert_eq!(value("cat /sys/fs/cgroup/cpu.max"), "100000 100000");
 }
 
+/// A value of `/proc/meminfo` in MiB.
+fn memory(running: &Running, name: &str) -> u64 {
+    let kib = shell(running, &format!("busybox awk '/^{name}:/ {{ print $2 }}' /proc/meminfo")).out;
+    kib.parse::<u64>().unwrap_or_else(|_| panic!("{name}: {kib}")) / 1024
+}
+
+#[test]
+fn available_memory_follows_use() {
+    let world = World::new();
+    let running = limited(&world);
+    let before = memory(&running, "MemAvailable");
+    assert!(before > 160, "{before}");
+    // What a command that runs already sees, too: it ends when the file has changed.
+    let fill = "grep MemAvailable /proc/meminfo > /tmp/before; \
+        busybox dd if=/dev/zero of=/dev/shm/x bs=1M count=64 2> /dev/null; \
+        while busybox grep -q -F -f /tmp/before /proc/meminfo; do busybox sleep 0.05; done";
+    assert_eq!(shell(&running, fill).out, "");
+    let after = memory(&running, "MemAvailable");
+    assert!((before - 80..=before - 60).contains(&after), "{before} {after}");
+    assert!(memory(&running, "Shmem") >= 64 && memory(&running, "MemTotal") == 192);
+    shell(&running, "rm /dev/shm/x");
+    assert!(memory(&running, "MemAvailable") + 8 > before);
+}
+
 /// The mount point of a cgroup file system, its root, and its super block options.
 fn cgroup_mounts(mountinfo: &str) -> Vec<(String, String, String)> {
     let parse = |line: &str| {

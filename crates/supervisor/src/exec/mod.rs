@@ -16,6 +16,7 @@ use tokio::{
 
 use crate::{
     connection::Connection,
+    meminfo::Meminfo,
     pipes::{MAX_PIPE_BYTES, Pipes, discard_output, pipes, read_now},
     processes::{Child, ProcessSpec},
     sandbox::Sandbox,
@@ -39,6 +40,8 @@ pub(crate) fn start(
     let streams = opened.inspect_err(|_| connection.unregister_kill(id))?;
     let detached = command.detached && command.terminal.is_none();
     let guard = detached.then(|| sandbox.detached.register());
+    // The command finds the memory as it is now, not as it was up to a second ago.
+    sandbox.meminfo.iter().for_each(Meminfo::refresh);
     let (shared, oom_before) = (Rc::clone(connection), sandbox.oom.read());
     let task = async move {
         let started_at = Instant::now();

@@ -16,7 +16,7 @@ mod launcher_protocol;
 pub(crate) mod spawner;
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     io::{self, Write},
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
@@ -32,7 +32,7 @@ use rustix::{
     process::{Resource, Rlimit},
     thread::{CpuSet, sched_setaffinity},
 };
-use tokio::{io::Interest, net::UnixStream};
+use tokio::{io::Interest, net::UnixStream, sync::Notify};
 
 use self::launcher_protocol::{FromLauncher, ToLauncher};
 pub(crate) use self::launcher_protocol::{ProcessExit, ProcessSpec};
@@ -62,6 +62,10 @@ pub(crate) struct Processes {
     spawner: RefCell<Option<Rc<UnixStream>>>,
     idle: RefCell<Vec<Launcher>>,
     files: String,
+    /// Running commands, without the agent.
+    running: Cell<usize>,
+    /// Notified when a command is about to start.
+    pub(crate) started: Notify,
 }
 
 impl Processes {
@@ -73,6 +77,8 @@ impl Processes {
             spawner: RefCell::default(),
             idle: RefCell::default(),
             files: raise_file_limit().map_or_else(String::new, |files| files.to_string()),
+            running: Cell::default(),
+            started: Notify::new(),
         });
         let early = Rc::clone(&processes);
         // The first command finds a launcher ready.
@@ -91,6 +97,7 @@ impl Processes {
         spec: ProcessSpec,
         stdio: StdioFds,
     ) -> Result<Child, Fault> {
+        let running = RunningGuard::new(Rc::clone(self));
         let run = ToLauncher::Run(spec.clone());
         for pause in RETRY_PAUSES_MILLIS {
             if pause > 0 {
@@ -112,8 +119,10 @@ impl Processes {
             // OOM killer. A request it has not accepted had no effect, so another launcher may run
             // it.
             if launcher.send(&run, &descriptors).await.is_ok()
-                && let Some(child) = Child::started(launcher, Some(Rc::clone(self)), &spec).await?
+                && let Some(mut child) =
+                    Child::started(launcher, Some(Rc::clone(self)), &spec).await?
             {
+                child.running = Some(running);
                 return Ok(child);
             }
         }
@@ -134,6 +143,11 @@ impl Processes {
         let sent = launcher.send(&ToLauncher::Run(spec.clone()), &descriptors).await;
         sent.map_err(|error| system("cannot reach a launcher", &error))?;
         Child::started(launcher, None, &spec).await?.ok_or_else(|| Fault::system(NOT_STARTED))
+    }
+
+    /// Whether a command runs; the agent does not count.
+    pub(crate) fn are_running(&self) -> bool {
+        self.running.get() > 0
     }
 
     async fn launcher(&self) -> io::Result<Launcher> {
@@ -200,6 +214,8 @@ pub(crate) struct Child {
     exit: Option<ProcessExit>,
     pool: Option<Rc<Processes>>,
     launcher_died: bool,
+    /// Absent for the agent.
+    running: Option<RunningGuard>,
 }
 
 impl Child {
@@ -221,6 +237,7 @@ impl Child {
                         exit: None,
                         pool,
                         launcher_died: false,
+                        running: None,
                     }));
                 }
                 Ok(Some(FromLauncher::Failed { errno, message })) => {
@@ -237,6 +254,7 @@ impl Child {
                         exit: Some(ProcessExit::Signal(9)),
                         pool: None,
                         launcher_died: true,
+                        running: None,
                     }));
                 }
                 _ => return Ok(None),
@@ -318,6 +336,23 @@ impl Drop for Child {
                 }
             }
         });
+    }
+}
+
+/// Counts a command as running until it is dropped.
+struct RunningGuard(Rc<Processes>);
+
+impl RunningGuard {
+    fn new(processes: Rc<Processes>) -> Self {
+        processes.running.update(|count| count + 1);
+        processes.started.notify_one();
+        Self(processes)
+    }
+}
+
+impl Drop for RunningGuard {
+    fn drop(&mut self) {
+        self.0.running.update(|count| count.saturating_sub(1));
     }
 }
 

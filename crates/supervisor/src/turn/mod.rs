@@ -15,7 +15,7 @@ use harvest_proto::{
     AgentName, PromptId, TurnId,
     bridge::{AgentLaunch, Fault, FaultCode, PromptProgress, Reply, RestartPolicy, TurnRequest},
 };
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 
 use self::driver::Driver;
 use crate::agents::{AgentContext, AgentProcess};
@@ -45,6 +45,8 @@ pub(crate) struct Turns {
     forgot: Cell<bool>,
     /// The agent that runs.
     agent: Cell<Option<AgentName>>,
+    /// Notified when a turn begins or continues after an answer.
+    pub(crate) resumed: Notify,
     /// Why the agent is not restarted any more.
     gave_up: RefCell<Option<String>>,
 }
@@ -92,6 +94,7 @@ impl Turns {
         self.current.replace(Some(request.turn.clone()));
         self.stopping.set(false);
         self.send(DriverInput::Prompt(request));
+        self.resumed.notify_one();
         Ok(Reply::Done)
     }
 
@@ -112,6 +115,7 @@ impl Turns {
             return Err(Fault::not_found(format!("there is no open question `{request}`")));
         }
         self.send(DriverInput::Answer { request, answer });
+        self.resumed.notify_one();
         Ok(Reply::Done)
     }
 
@@ -137,6 +141,11 @@ impl Turns {
     /// Whether a turn is in progress.
     pub(crate) fn busy(&self) -> bool {
         self.current.borrow().is_some()
+    }
+
+    /// Whether a turn is in progress that does not wait for an answer.
+    pub(crate) fn is_working(&self) -> bool {
+        self.busy() && self.requests.borrow().is_empty()
     }
 
     /// Shuts the agent down gracefully.
