@@ -271,7 +271,7 @@ impl Engine {
         };
         match volume.backing {
             Backing::Image => {
-                check_free_space(folder, spec)?;
+                check_free_space(folder, &spec.name, spec.size_bytes)?;
                 image::create(&volume, folder)?;
             }
             Backing::Folder => {
@@ -362,14 +362,18 @@ fn check_mount_point(inside: &Path) -> Result<(), EngineError> {
     Err(EngineError::Invalid(reason))
 }
 
-fn check_free_space(folder: &Path, spec: &VolumeSpec) -> Result<(), EngineError> {
+/// Whether the host's disk has room for `growth_bytes` of a volume, now or, if it is sparse, later.
+fn check_free_space(
+    folder: &Path,
+    name: &VolumeName,
+    growth_bytes: u64,
+) -> Result<(), EngineError> {
     let (free_bytes, _) = free_and_total_bytes(folder)?;
-    let taken_bytes = if spec.sparse { 0 } else { spec.size_bytes };
-    let needed_bytes = taken_bytes.saturating_add(MARGIN_BYTES);
+    let needed_bytes = growth_bytes.saturating_add(MARGIN_BYTES);
     if needed_bytes <= free_bytes {
         return Ok(());
     }
-    Err(EngineError::NoRoom { what: format!("volume `{}`", spec.name), needed_bytes, free_bytes })
+    Err(EngineError::NoRoom { what: format!("volume `{name}`"), needed_bytes, free_bytes })
 }
 
 /// Creates missing folders. Anything else with such a name is left as it is.

@@ -4,7 +4,7 @@
 use harvest_proto::RepositoryName;
 use ring::digest;
 
-use super::{MAX_FILES, VolumeSpec};
+use super::{Backing, MAX_FILES, VolumeSpec, check_free_space};
 use crate::{
     Engine, EngineError,
     records::hex,
@@ -49,7 +49,7 @@ impl Engine {
     /// its maximum.
     ///
     /// # Errors
-    /// When the host has too little free space for a new volume.
+    /// When the volume could fill the host's disk.
     pub fn state(
         &self,
         owner: Option<&RepositoryName>,
@@ -58,7 +58,13 @@ impl Engine {
         let name = owner.map_or_else(VolumeName::of_commands, VolumeName::of_repository);
         let mount =
             VolumeMount { name: name.clone(), inside: STATE_INSIDE.into(), read_only: false };
-        if self.volume(&name)?.is_some() {
+        if let Some(volume) = self.volume(&name)? {
+            // A plain folder has no limit: only the margin is checked.
+            let growth_bytes = match volume.backing {
+                Backing::Image => volume.size_bytes.saturating_sub(self.volume_bytes(&volume)),
+                Backing::Folder => 0,
+            };
+            check_free_space(&self.disk.home.volumes(), &name, growth_bytes)?;
             return Ok(mount);
         }
         let spec = VolumeSpec {

@@ -322,6 +322,38 @@ fn state_takes_only_the_space_it_uses() {
 }
 
 #[test]
+fn full_state_volume_fails_only_its_own_writes() {
+    const SIZE: u64 = 64 << 20;
+    let world = World::new();
+    let state = world.engine.state(None, SIZE).unwrap();
+    let volume = world.engine.volume(&state.name).unwrap().unwrap();
+    let running = world.start_with(vec![state]);
+    let fill = "busybox dd if=/dev/zero of=/mnt/state/a bs=1M count=100 2>&1; busybox sync";
+    let full = shell(&running, fill).out;
+    assert!(full.contains("No space left on device"), "{full}");
+    assert!(world.engine.volume_bytes(&volume) <= SIZE, "the host's disk has lost no more");
+    let on = "echo on > /on && busybox rm /mnt/state/a && echo on > /mnt/state/on && cat /on";
+    assert_eq!(shell(&running, on).out, "on");
+}
+
+#[test]
+fn state_that_could_fill_the_disk_is_refused() {
+    const HUGE: u64 = 1 << 43;
+    let world = World::new();
+    let refused =
+        |bytes: u64| matches!(world.engine.state(None, bytes), Err(EngineError::NoRoom { .. }));
+    assert!(refused(HUGE), "a new one");
+    assert!(world.engine.volumes().unwrap().is_empty());
+    let state = world.engine.state(None, 64 << 20).unwrap();
+    assert!(!refused(64 << 20));
+    // The disk has become fuller since the volume was created.
+    let record = world.home.join("volumes").join(state.name.as_str()).join("record.json");
+    let text = fs::read_to_string(&record).unwrap();
+    fs::write(&record, text.replace(&(64u64 << 20).to_string(), &HUGE.to_string())).unwrap();
+    assert!(refused(64 << 20), "an existing one");
+}
+
+#[test]
 fn a_plain_folder_can_back_a_volume() {
     let world = World::new();
     let volume = world.volume("plain");
