@@ -143,7 +143,9 @@ fn bridge_status(error: &BridgeError) -> StatusCode {
         _ if fault.full => StatusCode::PAYLOAD_TOO_LARGE,
         FaultCode::NotFound => StatusCode::NOT_FOUND,
         FaultCode::Denied => StatusCode::FORBIDDEN,
-        FaultCode::Busy | FaultCode::NotReady | FaultCode::NotOwner => StatusCode::CONFLICT,
+        FaultCode::Busy | FaultCode::NotReady | FaultCode::NeedsHistory | FaultCode::NotOwner => {
+            StatusCode::CONFLICT
+        }
         FaultCode::NotExecutable | FaultCode::Invalid | FaultCode::System => {
             StatusCode::UNPROCESSABLE_ENTITY
         }
