@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn file_contents_are_available_but_shared_memory_is_not() {
+    fn shared_memory_is_not_available_memory() {
         let v1 =
             "rss 1\nshmem 2\ntotal_cache 52428800\ntotal_rss 209715200\ntotal_shmem 20971520\n";
         let v2 = "anon 209715200\nfile 52428800\nkernel 4096\nshmem 20971520\nslab_reclaimable 0\n";

@@ -28,8 +28,8 @@ const BLOCKING_STACK_BYTES: usize = 256 * 1024;
 // The time processes have between SIGTERM and the exit of pid 1, which kills them.
 const GRACE: Duration = Duration::from_secs(3);
 
-// With its wake-ups, 0.2 ms of CPU time on a busy host: 200 sandboxes that all run a command take 4 %
-// of one CPU for it.
+// With its wake-ups, 0.2 ms of CPU time on a busy host: 200 sandboxes that all run a command take
+// 4 % of one CPU for it.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(crate) fn main() -> ExitCode {

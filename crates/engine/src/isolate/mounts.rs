@@ -162,8 +162,8 @@ impl Scratch {
         Ok(tree)
     }
 
-    /// A new file with this text, open for writing, and a read-only mount of it that is not attached
-    /// anywhere yet.
+    /// A new file with this text, open for writing, and a read-only mount of it that is not
+    /// attached anywhere yet.
     pub(crate) fn file(&self, number: usize, text: &str) -> io::Result<(OwnedFd, OwnedFd)> {
         let name = Path::new("files").join(number.to_string());
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
