@@ -38,6 +38,25 @@ impl Default for HistoryLimits {
     }
 }
 
+impl HistoryLimits {
+    /// What is stored when the session, or a turn, reaches its limit.
+    pub(crate) fn warnings(self) -> [EventBody; 2] {
+        [
+            format!(
+                "the history of this session has reached {} MiB: further output is not stored; \
+                 fork the session to go on, or raise retention.history_per_session",
+                self.per_session >> 20
+            ),
+            format!(
+                "the history of this turn has reached {} MiB: its further output is not stored; \
+                 the limit is retention.history_per_turn",
+                self.per_turn >> 20
+            ),
+        ]
+        .map(|message| EventBody::Warning { message })
+    }
+}
+
 /// The bytes that an event takes in the history.
 pub(crate) fn size(body: &EventBody) -> u64 {
     struct Count(u64);
@@ -79,9 +98,10 @@ impl HistoryBudget {
         Self { limits, session: stored, turn, turn_bytes, spare: SPARE_BYTES, reached: false }
     }
 
-    /// The session goes on with a turn that has stored this many bytes.
-    pub(crate) fn resume_turn(&mut self, turn: TurnId, stored: u64) {
-        (self.turn, self.turn_bytes) = (Some(turn), stored);
+    /// The session goes on with a turn that has stored this many bytes, and one of the
+    /// [`HistoryLimits::warnings`] if `reached`.
+    pub(crate) fn resume_turn(&mut self, turn: TurnId, stored: u64, reached: bool) {
+        (self.turn, self.turn_bytes, self.reached) = (Some(turn), stored, reached);
     }
 
     /// What is stored of an event; `None` is nothing.
@@ -99,9 +119,9 @@ impl HistoryBudget {
                 self.spare = left.unwrap_or(self.spare);
                 left.map(|_| short)
             }
-            Some(message) if !self.reached => {
+            Some(warning) if !self.reached => {
                 self.reached = true;
-                Some(EventBody::Warning { message })
+                Some(warning)
             }
             _ => None,
         };
@@ -112,22 +132,11 @@ impl HistoryBudget {
     }
 
     /// The warning for the limit that these bytes would exceed.
-    fn exceeded(&self, bytes: u64) -> Option<String> {
-        let HistoryLimits { per_turn, per_session } = self.limits;
-        if self.session.saturating_add(bytes) > per_session {
-            return Some(format!(
-                "the history of this session has reached {} MiB: further output is not stored; \
-                 fork the session to go on, or raise retention.history_per_session",
-                per_session >> 20
-            ));
-        }
-        (self.turn_bytes.saturating_add(bytes) > per_turn).then(|| {
-            format!(
-                "the history of this turn has reached {} MiB: its further output is not stored; \
-                 the limit is retention.history_per_turn",
-                per_turn >> 20
-            )
-        })
+    fn exceeded(&self, bytes: u64) -> Option<EventBody> {
+        let over_session = self.session.saturating_add(bytes) > self.limits.per_session;
+        let over_turn = self.turn_bytes.saturating_add(bytes) > self.limits.per_turn;
+        let [session, turn] = (over_session || over_turn).then(|| self.limits.warnings())?;
+        Some(if over_session { session } else { turn })
     }
 }
 
@@ -234,14 +243,18 @@ mod tests {
     #[test]
     fn limit_of_a_turn_holds_across_restarts() {
         let limits = HistoryLimits { per_turn: 10_000, per_session: 1 << 30 };
-        let (turn, mut stored) = (TurnId::random(), 0);
+        let (turn, mut stored, mut warnings) = (TurnId::random(), 0, 0);
         for _ in 0..20 {
             let mut budget = HistoryBudget::new(limits, stored);
-            budget.resume_turn(turn.clone(), stored);
-            let admitted = budget.admit(Some(&turn), text(1000));
-            stored += admitted.filter(|body| *body == text(1000)).as_ref().map_or(0, size);
+            budget.resume_turn(turn.clone(), stored, warnings > 0);
+            match budget.admit(Some(&turn), text(1000)) {
+                Some(body) if body == text(1000) => stored += size(&body),
+                Some(_) => warnings += 1,
+                None => {}
+            }
         }
         assert!(stored > 8_000 && stored <= limits.per_turn, "{stored}");
+        assert_eq!(warnings, 1);
     }
 
     #[test]

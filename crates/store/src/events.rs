@@ -93,6 +93,22 @@ impl Store {
         Ok(texts.concat())
     }
 
+    /// Whether the session has this event, of this turn or of none.
+    pub async fn event_exists(
+        &self,
+        session: &SessionId,
+        turn: Option<&TurnId>,
+        body: &EventBody,
+    ) -> Result<bool, StoreError> {
+        let query = sqlx::query(
+            "SELECT seq FROM events WHERE session = $1 AND COALESCE(turn, '') = $2 AND body = $3
+             LIMIT 1",
+        );
+        let turn = turn.map_or_else(String::new, ToString::to_string);
+        let query = query.bind(session.to_string()).bind(turn).bind(to_json(body));
+        Ok(query.fetch_optional(&self.readers).await?.is_some())
+    }
+
     /// Calls `callback` with every event stored from now on; replaces an earlier callback. The
     /// writer calls it, so it must not block.
     pub fn event_watch(&self, callback: impl Fn(&Event) + Send + Sync + 'static) {

@@ -9,7 +9,7 @@ use harvest_proto::{
     bridge::{BridgeRole, OutboxEvent, ToSupervisor},
     event::{BootFailure, BootPhase, PhaseStatus},
 };
-use harvest_store::Write;
+use harvest_store::{StoreError, Write};
 use tokio::{sync::mpsc, time::Instant};
 
 use super::{ControlFlow, Driver, TaskReport, blobs::store_blobs, commit::EventCommit};
@@ -147,8 +147,17 @@ impl Driver {
     /// The limit of a turn holds across a restart of the server.
     pub(super) async fn load_turn_history(&mut self) {
         let Some(turn) = self.state.turn().map(|turn| turn.turn.clone()) else { return };
-        match self.shared.store.turn_history(self.id(), &turn).await {
-            Ok((bytes, events)) => self.history.resume_turn(turn, stored_size(bytes, events)),
+        let (store, id) = (&self.shared.store, self.id());
+        let loaded = async {
+            let (bytes, events) = store.turn_history(id, &turn).await?;
+            let mut reached = false;
+            for warning in self.shared.retention.rules.history.warnings() {
+                reached = reached || store.event_exists(id, Some(&turn), &warning).await?;
+            }
+            Ok::<_, StoreError>((stored_size(bytes, events), reached))
+        };
+        match loaded.await {
+            Ok((stored, reached)) => self.history.resume_turn(turn, stored, reached),
             Err(error) => {
                 tracing::warn!(session = %self.id(), %error, "cannot read the history of a turn")
             }

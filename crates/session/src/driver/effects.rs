@@ -107,7 +107,9 @@ impl Driver {
             };
             let created = shared.sandboxes.provider.create(spec).await;
             let warning = match &snapshot {
-                Some(snapshot) if created.is_ok() => torn_warning(&shared, snapshot, start).await,
+                Some(snapshot) if created.is_ok() => {
+                    torn_warning(&shared, &session, snapshot, start).await
+                }
                 _ => None,
             };
             let millis = millis(shared.clock.now().since(began));
@@ -316,7 +318,7 @@ impl Driver {
                     Input::StopSaveFailed { snapshot, detail, found }
                 }
             };
-            let warning = torn_warning(&shared, &saved_as, BootStart::Restore).await;
+            let warning = torn_warning(&shared, &session, &saved_as, BootStart::Restore).await;
             let writes = warning.into_iter().collect();
             if reports.send(TaskReport::Input(input, writes)).is_err() {
                 remove_late_snapshot(&shared, &session, &saved_as).await;
@@ -386,8 +388,14 @@ impl Driver {
     }
 }
 
-/// The event that reports a snapshot of a disk that lost its last writes.
-async fn torn_warning(shared: &Shared, snapshot: &SnapshotId, start: BootStart) -> Option<Write> {
+/// The event that reports a snapshot of a disk that lost its last writes, unless it is stored
+/// already.
+async fn torn_warning(
+    shared: &Shared,
+    session: &SessionId,
+    snapshot: &SnapshotId,
+    start: BootStart,
+) -> Option<Write> {
     let durability = shared.sandboxes.provider.snapshots()?.durability(snapshot).await;
     if !matches!(durability, Ok(Durability::Torn)) {
         return None;
@@ -400,7 +408,10 @@ async fn torn_warning(shared: &Shared, snapshot: &SnapshotId, start: BootStart) 
         "the machine restarted before the last writes were on the disk; {snapshot} may lack some of \
          them: {advice}"
     );
-    Some(writes::event(now(), None, EventBody::Warning { message }))
+    let warning = EventBody::Warning { message };
+    // A warning that may be a repeated one is better than none.
+    let known = shared.store.event_exists(session, None, &warning).await.unwrap_or(false);
+    (!known).then(|| writes::event(now(), None, warning))
 }
 
 /// The result of a save, or why its outcome is unknown. A save is idempotent, and a busy host may

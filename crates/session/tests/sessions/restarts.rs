@@ -238,6 +238,10 @@ async fn writes_lost_in_power_cut_are_reported() {
     let durable: Vec<bool> =
         sessions.snapshots(&id).await.unwrap().iter().map(|snapshot| snapshot.durable).collect();
     assert_eq!(durable, [true, false]);
+    // The next sandbox starts from that snapshot, which is known by then.
+    sessions.resume(&id).await.unwrap();
+    until_state(&sessions, &id, SessionState::Idle).await;
+    assert_eq!(all(&sessions, &id).await.iter().filter(|event| warned(event)).count(), 1);
 }
 
 #[tokio::test]

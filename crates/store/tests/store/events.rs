@@ -17,6 +17,7 @@ on_both! {
     skipped_event_is_not_sent_again,
     history_size_is_the_size_of_its_events,
     turn_history_counts_only_its_events,
+    event_is_found_by_turn_and_content,
 }
 
 async fn concurrent_writers_number_events_without_gaps(test: TestStore) {
@@ -181,4 +182,22 @@ async fn turn_history_counts_only_its_events(test: TestStore) {
     let bytes = serde_json::to_string(&body).unwrap().len() as u64;
     assert_eq!(test.store.turn_history(&session, &turn).await.unwrap(), (2 * bytes, 2));
     assert_eq!(test.store.turn_history(&session, &TurnId::random()).await.unwrap(), (0, 0));
+}
+
+async fn event_is_found_by_turn_and_content(test: TestStore) {
+    let (session, other, turn) = (test.session().await, test.session().await, TurnId::random());
+    let body = |message: &str| EventBody::Warning { message: message.into() };
+    let of_turn = Write::Event { at: NOW, turn: Some(turn.clone()), body: Box::new(body("limit")) };
+    test.commit(&session, vec![warning("torn"), of_turn]).await.unwrap();
+    for (of, turn, message, found) in [
+        (&session, None, "torn", true),
+        (&session, Some(&turn), "limit", true),
+        (&session, None, "limit", false),
+        (&session, Some(&TurnId::random()), "limit", false),
+        (&session, Some(&turn), "torn", false),
+        (&other, None, "torn", false),
+    ] {
+        let exists = test.store.event_exists(of, turn, &body(message)).await.unwrap();
+        assert_eq!(exists, found, "{turn:?} {message}");
+    }
 }

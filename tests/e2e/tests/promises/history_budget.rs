@@ -4,16 +4,23 @@
 use harvest_e2e::Host;
 use harvest_proto::EventBody;
 use reqwest::{Method, StatusCode};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{completed, faults_host::SmallDisk, turn_ended};
 
-/// Tool calls of 50 kB each.
-fn flood(calls: usize) -> serde_json::Value {
-    let call = json!({ "bash": "head -c 50000 /dev/zero | tr '\\0' x" });
-    let mut script = vec![call; calls];
+/// A tool call of 50 kB.
+fn call() -> Value {
+    json!({ "bash": "head -c 50000 /dev/zero | tr '\\0' x" })
+}
+
+fn flood(calls: usize) -> Value {
+    let mut script = vec![call(); calls];
     script.push(json!({ "text": "done" }));
     script.into()
+}
+
+fn is_limit_warning(body: &EventBody) -> bool {
+    matches!(body, EventBody::Warning { message } if message.contains("has reached 1 MiB"))
 }
 
 #[tokio::test]
@@ -23,8 +30,7 @@ async fn flooding_turn_is_truncated_with_one_warning() {
     let ended = host.follow(session.clone()).until("the turn to end", turn_ended).await;
     assert!(completed(&ended.body), "{:?}", ended.body);
     let events = host.events(&session).await;
-    let says = |body: &&EventBody| matches!(body, EventBody::Warning { message } if message.contains("has reached 1 MiB"));
-    assert_eq!(events.iter().filter(says).count(), 1);
+    assert_eq!(events.iter().filter(|body| is_limit_warning(body)).count(), 1);
     let stored: usize = events.iter().map(|body| serde_json::to_string(body).unwrap().len()).sum();
     assert!((900_000..1_200_000).contains(&stored), "{stored}");
     // The next turn has its own budget.
@@ -32,6 +38,21 @@ async fn flooding_turn_is_truncated_with_one_warning() {
     let mut follower = host.follow(session);
     follower.after(ended.seq, "the turn to end", turn_ended).await;
     assert!(follower.text().ends_with("small"));
+}
+
+#[tokio::test]
+async fn restarted_server_repeats_no_limit_warning() {
+    let mut host = Host::start_with(&[("HARVEST_RETENTION_HISTORY_PER_TURN", "1m")]).await;
+    let mut script = vec![call(); 35];
+    script[30] = json!({ "bash": "until test -e /tmp/go; do sleep 0.05; done" });
+    let session = host.bare("Flood.", &script.into()).await.id;
+    host.follow(session.clone()).until("the warning", is_limit_warning).await;
+    host.kill();
+    host.up().await;
+    host.exec(&session, "harvest", "touch /tmp/go").await;
+    host.follow(session.clone()).until("the turn to end", completed).await;
+    let events = host.events(&session).await;
+    assert_eq!(events.iter().filter(|body| is_limit_warning(body)).count(), 1);
 }
 
 #[tokio::test]
