@@ -25,7 +25,9 @@ const STEP_TIMEOUT_MILLIS: u64 = 30 * 60 * 1000;
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 // The scripts of package steps. Packages are arguments of the script, so they need no quoting.
+// Small Debian images lack the folder of manual pages, and packages such as Java's fail without it.
 const APT: &str = "set -e
+mkdir -p /usr/share/man/man1
 apt-get update -qq
 apt-get install -qq --yes --no-install-recommends -- \"$@\"
 apt-get clean

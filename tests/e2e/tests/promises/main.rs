@@ -17,6 +17,7 @@ mod gc_all;
 mod history;
 mod history_budget;
 mod inputs;
+mod inside;
 mod keys_and_budget;
 mod live_terminal;
 mod many_sessions;
