@@ -4,6 +4,7 @@
 mod agent_descriptors;
 mod agents;
 mod background_server;
+mod boot_retries;
 mod clocks;
 mod command_line;
 mod database;
