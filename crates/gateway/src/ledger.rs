@@ -3,7 +3,7 @@
 
 use async_trait::async_trait;
 use harvest_proto::{
-    BranchName, EventBody, RepositoryName, Secret, SessionId, Upstream, api::KeySource,
+    BranchName, EventBody, RepositoryName, Secret, SessionId, UpstreamName, api::KeySource,
     event::Usage,
 };
 
@@ -39,7 +39,9 @@ pub struct Refusal {
 pub struct DoorPolicy {
     pub session: SessionId,
     pub network: ResolvedPolicy,
-    pub upstream: Upstream,
+    /// Receives the model calls that name no upstream. A door whose upstream is `scripted` reaches
+    /// no other; every other door reaches all configured ones.
+    pub upstream: UpstreamName,
     /// Repositories it may fetch from and push to.
     pub repositories: Vec<GitAccess>,
 }

@@ -24,38 +24,25 @@ use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 use door::Door;
 pub use door::DoorObserver;
 pub use git::{RemoteUrlError, normalize_remote_url};
+use harvest_proto::api::ModelService;
 pub use harvest_proto::script::{Script, ScriptError, ScriptRule};
-use harvest_proto::{
-    Upstream,
-    api::{KeySource, ModelService},
-};
 use ledger::{DoorPolicy, Ledger};
 pub use listener::{DoorHandle, DoorListener, DoorSocket, DoorStream};
+pub use model::{Upstream, UpstreamError, Upstreams};
 pub use private_hosts::PrivateHosts;
 pub use registries::{host_registries, trusted_names};
 
 /// Settings of all doors.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct GatewayConfig {
-    /// URL of the Anthropic API, without a path.
-    pub anthropic_url: String,
+    /// The services for model calls.
+    pub upstreams: Upstreams,
     /// Scripts for prompts that contain none, for the scripted model.
     pub script_rules: Vec<ScriptRule>,
     /// Hosts that may have private addresses.
     pub private_hosts: PrivateHosts,
     /// Names with a fixed address and port instead of a DNS look-up.
     pub pinned: BTreeMap<String, SocketAddr>,
-}
-
-impl Default for GatewayConfig {
-    fn default() -> Self {
-        Self {
-            anthropic_url: "https://api.anthropic.com".to_owned(),
-            script_rules: Vec::new(),
-            private_hosts: PrivateHosts::default(),
-            pinned: BTreeMap::new(),
-        }
-    }
 }
 
 /// Opens doors. Clones share one gateway.
@@ -83,13 +70,8 @@ impl Gateway {
     /// The model services, and where the key of each comes from.
     pub async fn model_services(&self) -> Vec<ModelService> {
         let mut services = Vec::new();
-        for name in Upstream::ALL.iter().copied() {
-            let secret = model::key_name(name);
-            let key = match secret {
-                Some(secret) => self.shared.ledger.secret_source(secret).await,
-                None => KeySource::NotNeeded,
-            };
-            services.push(ModelService { name, secret: secret.map(str::to_owned), key });
+        for (name, upstream) in self.shared.config.upstreams.iter() {
+            services.push(upstream.service(name, self.shared.ledger.as_ref()).await);
         }
         services
     }

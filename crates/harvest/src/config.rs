@@ -5,6 +5,7 @@ mod keys;
 pub(crate) mod origin;
 mod retention;
 mod tables;
+mod upstreams;
 
 use std::{
     net::SocketAddr,
@@ -13,15 +14,18 @@ use std::{
 
 use anyhow::{Context, Result};
 use harvest_engine::Driver;
+use harvest_gateway::Upstreams;
 use harvest_proto::{Secret, suggest::closest};
 use harvest_session::{Limits, Retention, timeouts::Timeouts};
 use harvest_store::DatabaseUrl;
 use serde::Deserialize;
 
 use crate::{cli::GlobalFlags, printer::Advice};
-use keys::{ConfigFile, HAS_DEFAULT, every_key};
 #[cfg(test)]
-pub(crate) use keys::{Key, VARIABLES, tables as keys_by_table};
+use keys::every_key;
+use keys::{ConfigFile, HAS_DEFAULT, key_names};
+#[cfg(test)]
+pub(crate) use keys::{Key, VARIABLES, named_tables, tables as keys_by_table};
 
 /// The effective settings of this run.
 #[derive(Debug, Clone)]
@@ -53,8 +57,8 @@ pub(crate) struct Config {
     pub(crate) author_email: Option<String>,
     /// Model calls are refused once a session has used this many tokens.
     pub(crate) budget_tokens: Option<u64>,
-    /// The URL of the Anthropic API, when not the public one.
-    pub(crate) anthropic_url: Option<String>,
+    /// The services for model calls.
+    pub(crate) upstreams: Upstreams,
     /// The disk driver of a new home.
     pub(crate) store_driver: Driver,
     /// The maximum size of a new `/mnt/state` volume.
@@ -121,6 +125,8 @@ impl Config {
 
     fn merge(flags: &GlobalFlags, env: Env, file: ConfigFile) -> Result<Self> {
         let file = file.resolve("", env)?;
+        let private_hosts = file.private_hosts.unwrap_or_default().0;
+        let upstreams = upstreams::upstreams(file.upstreams, &private_hosts, env)?;
         let database = database(file.database, env("HARVEST_DATABASE").is_some())?;
         Ok(Self {
             home: flags
@@ -140,12 +146,12 @@ impl Config {
             log: file.log.expect(HAS_DEFAULT),
             log_format: file.log_format.expect(HAS_DEFAULT),
             trusted: file.trusted.unwrap_or_default().0,
-            private_hosts: file.private_hosts.unwrap_or_default().0,
+            private_hosts,
             image: file.image.expect(HAS_DEFAULT),
             author_name: file.author_name,
             author_email: file.author_email,
             budget_tokens: file.budget_tokens,
-            anthropic_url: file.anthropic_url,
+            upstreams,
             store_driver: file.store_driver.expect(HAS_DEFAULT),
             state_bytes: file.state_size.expect(HAS_DEFAULT).0,
             database,
@@ -200,7 +206,7 @@ fn parse(text: &str) -> Result<ConfigFile> {
             Some(key) => format!("unknown field `{key}`"),
             None => error.message().to_owned(),
         };
-        let meant = unknown.and_then(|key| closest(key, every_key().map(|(_, key)| key.name)));
+        let meant = unknown.and_then(|key| closest(key, key_names()));
         let hint = match (meant, unknown) {
             (Some(key), _) => format!("did you mean `{key}`?"),
             (None, Some(_)) => "`harvest config` lists all keys".to_owned(),

@@ -2,7 +2,7 @@
 //! finding has a stable id and a fix. Works without a server and when none can start.
 
 use harvest_proto::{
-    Upstream,
+    UpstreamName,
     api::{Finding, FindingLevel, KeySource, ModelService},
 };
 use harvest_providers::local::{host_findings, program_findings};
@@ -16,6 +16,7 @@ use crate::{
 };
 
 const KEY: &str = "ANTHROPIC_API_KEY";
+const SUBSCRIPTION_TOKEN: &str = "CLAUDE_CODE_OAUTH_TOKEN";
 
 /// All findings, the engine's first.
 pub(crate) fn findings(config: &Config) -> Vec<Finding> {
@@ -34,41 +35,48 @@ pub(crate) fn findings(config: &Config) -> Vec<Finding> {
 /// Whether there is a key for the model service: what the running server says, else what the next
 /// server would find.
 pub(crate) async fn model_key(config: &Config) -> Finding {
-    let source = match served_key(config).await {
-        Some(source) => source,
-        None if stored_without_server(config).await => KeySource::Stored,
-        None if process_env(KEY).is_some() => KeySource::Environment,
-        None => KeySource::Missing,
-    };
-    key_finding(source)
+    if let Some(service) = served_key(config).await {
+        return key_finding(service.secret.as_deref().unwrap_or(KEY), service.key);
+    }
+    let stored = stored_without_server(config).await;
+    let names = [KEY, SUBSCRIPTION_TOKEN];
+    let is_stored = |name: &&str| stored.iter().any(|one| one == name);
+    if let Some(name) = names.into_iter().find(is_stored) {
+        return key_finding(name, KeySource::Stored);
+    }
+    match names.into_iter().find(|name| process_env(name).is_some()) {
+        Some(name) => key_finding(name, KeySource::Environment),
+        None => key_finding(KEY, KeySource::Missing),
+    }
 }
 
-async fn served_key(config: &Config) -> Option<KeySource> {
+async fn served_key(config: &Config) -> Option<ModelService> {
     let services: Vec<ModelService> =
         Client::find(config).ok()?.all("/v1/model-services").await.ok()?;
-    services.into_iter().find(|one| one.name == Upstream::Anthropic).map(|one| one.key)
+    services.into_iter().find(|one| one.name == UpstreamName::anthropic())
 }
 
-/// Reads the home's own database only: a configured one may be slow or unreachable.
-async fn stored_without_server(config: &Config) -> bool {
+/// The names of the stored secrets. Reads the home's own database only: a configured one may be
+/// slow or unreachable.
+async fn stored_without_server(config: &Config) -> Vec<String> {
     if config.database.is_some() || !database::has_own(config) {
-        return false;
+        return Vec::new();
     }
-    let Ok(store) = database::open(config).await else { return false };
+    let Ok(store) = database::open(config).await else { return Vec::new() };
     let names = store.secret_list().await.unwrap_or_default();
     store.close().await;
-    names.iter().any(|name| name == KEY)
+    names
 }
 
-fn key_finding(source: KeySource) -> Finding {
+fn key_finding(name: &str, source: KeySource) -> Finding {
     let (level, found, fix) = match source {
-        KeySource::Stored => (FindingLevel::Ok, format!("{KEY} is a stored secret"), None),
-        KeySource::Environment => (FindingLevel::Ok, format!("{KEY} is in the environment"), None),
+        KeySource::Stored => (FindingLevel::Ok, format!("{name} is a stored secret"), None),
+        KeySource::Environment => (FindingLevel::Ok, format!("{name} is in the environment"), None),
         KeySource::NotNeeded => (FindingLevel::Ok, "not needed".to_owned(), None),
         KeySource::Missing => (
             FindingLevel::Warn,
-            format!("no {KEY}: sessions with a real model are refused"),
-            Some(format!("`harvest up`, then `harvest secret set {KEY}`")),
+            format!("no {name}: sessions with a real model are refused"),
+            Some(format!("`harvest up`, then `harvest secret set {name}`")),
         ),
     };
     Finding { id: "model-key".to_owned(), level, found, fix }
@@ -80,13 +88,13 @@ mod tests {
 
     #[test]
     fn missing_key_is_a_warning_with_its_command() {
-        let finding = key_finding(KeySource::Missing);
+        let finding = key_finding(KEY, KeySource::Missing);
         assert_eq!(finding.level, FindingLevel::Warn);
         assert!(finding.fix.unwrap().contains("harvest secret set ANTHROPIC_API_KEY"));
         for (source, words) in
             [(KeySource::Stored, "stored secret"), (KeySource::Environment, "environment")]
         {
-            let finding = key_finding(source);
+            let finding = key_finding(KEY, source);
             assert!(finding.level == FindingLevel::Ok && finding.found.contains(words));
         }
     }

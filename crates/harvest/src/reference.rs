@@ -7,7 +7,7 @@ use clap::{Arg, Command};
 
 use crate::{
     cli::help,
-    config::{Key, VARIABLES, keys_by_table},
+    config::{Key, VARIABLES, keys_by_table, named_tables},
 };
 
 const REGENERATE: &str = "HARVEST_REGENERATE=1 cargo nextest run -p harvest reference";
@@ -116,16 +116,29 @@ fn config_page() -> String {
                 table.to_uppercase()
             );
         }
-        page += "\n| key | type | default | meaning |\n|---|---|---|---|\n";
-        for Key { name, kind, default, meaning } in keys {
-            page += &format!("| `{name}` | {kind} | {default} | {meaning} |\n");
-        }
+        page += &keys_table(keys);
+    }
+    for (table, purpose, keys) in named_tables() {
+        page += &format!(
+            "\n## `[{table}.NAME]`\n\n{purpose}. The variable is `HARVEST_{}_`, the name and the \
+             key in capitals, with `_` for `-`.\n{}",
+            table.to_uppercase(),
+            keys_table(keys)
+        );
     }
     page += "\n## Variables without a key\n\n| variable | meaning |\n|---|---|\n";
     for (name, what) in VARIABLES {
         page += &format!("| `{name}` | {what} |\n");
     }
     page
+}
+
+fn keys_table(keys: &[Key]) -> String {
+    let mut table = "\n| key | type | default | meaning |\n|---|---|---|---|\n".to_owned();
+    for Key { name, kind, default, meaning } in keys {
+        table += &format!("| `{name}` | {kind} | {default} | {meaning} |\n");
+    }
+    table
 }
 
 /// Compares a page with its file; with `HARVEST_REGENERATE` set, writes the file first.

@@ -15,7 +15,8 @@ use anyhow::{Context, Result, bail};
 use harvest_engine::{Engine, Thresholds};
 use harvest_forge::LocalForge;
 use harvest_gateway::{
-    Gateway, GatewayConfig, PrivateHosts, ScriptRule, host_registries, trusted_names, vault::Vault,
+    Gateway, GatewayConfig, PrivateHosts, ScriptRule, Upstreams, host_registries, trusted_names,
+    vault::Vault,
 };
 use harvest_proto::{
     Secret,
@@ -261,19 +262,19 @@ pub(crate) fn remove_all_sandboxes(config: &Config) -> Result<usize> {
 }
 
 /// Secrets that the server's environment may provide instead of the vault.
-fn environment_secrets() -> BTreeMap<String, Secret<String>> {
-    ["ANTHROPIC_API_KEY"]
-        .into_iter()
+fn environment_secrets(upstreams: &Upstreams) -> BTreeMap<String, Secret<String>> {
+    upstreams
+        .iter()
+        .flat_map(|(_, upstream)| upstream.secret_names())
         .filter_map(|name| Some((name.to_owned(), Secret::new(process_env(name)?))))
         .inspect(|(_, secret)| log::redact(secret))
         .collect()
 }
 
 fn gateway_config(config: &Config, script_rules: Vec<ScriptRule>) -> GatewayConfig {
-    let default = GatewayConfig::default();
-    let anthropic_url = config.anthropic_url.clone().unwrap_or(default.anthropic_url);
+    let upstreams = config.upstreams.clone();
     let private_hosts = PrivateHosts::new(config.private_hosts.clone());
-    GatewayConfig { script_rules, anthropic_url, private_hosts, ..GatewayConfig::default() }
+    GatewayConfig { script_rules, upstreams, private_hosts, ..GatewayConfig::default() }
 }
 
 async fn open_parts(
@@ -288,7 +289,7 @@ async fn open_parts(
     let lease =
         store.server_lease(SystemTime::now().into()).await.context("cannot take over the store")?;
     let books = StoreLedger::new(store.clone(), lease, Arc::clone(&vault), config.budget_tokens)
-        .with_environment(environment_secrets())
+        .with_environment(environment_secrets(&config.upstreams))
         .with_history(config.retention.history);
     let gateway = Gateway::new(Arc::new(books), gateway_config(config, options.script.clone()));
     let dependencies = Dependencies {

@@ -1,6 +1,6 @@
 //! Names of the supported agents: one list for the CLI, the API and the supervisor.
 
-use crate::text::word_enum;
+use crate::{UpstreamKind, UpstreamName, text::word_enum};
 
 word_enum!(
     /// A supported agent.
@@ -17,6 +17,28 @@ word_enum!(
         Scripted = "scripted",
     }
 );
+
+impl AgentName {
+    /// The upstream of a model that is given by its name alone, or not at all.
+    #[must_use]
+    pub fn default_upstream(self) -> UpstreamName {
+        match self {
+            Self::Claude | Self::Opencode | Self::Scripted => UpstreamName::anthropic(),
+            Self::Codex => UpstreamName::openai(),
+        }
+    }
+
+    /// Whether the agent speaks a protocol of such an upstream.
+    #[must_use]
+    pub const fn can_use(self, kind: UpstreamKind) -> bool {
+        match self {
+            Self::Claude => matches!(kind, UpstreamKind::Anthropic | UpstreamKind::Scripted),
+            Self::Codex => matches!(kind, UpstreamKind::Openai | UpstreamKind::Scripted),
+            // OpenCode speaks all protocols, the scripted agent calls no model.
+            Self::Opencode | Self::Scripted => true,
+        }
+    }
+}
 
 #[cfg(test)]
 mod tests {

@@ -22,14 +22,16 @@ pub mod secret;
 pub mod suggest;
 pub mod text;
 pub mod time;
+pub mod upstreams;
 
 pub use agents::AgentName;
 pub use event::{Event, EventBody};
 pub use hint::Hint;
 pub use ids::{BlobId, ImageId, PromptId, SandboxId, SessionId, SnapshotId, TurnId};
-pub use names::{BranchName, ModelRef, PromptText, Upstream};
+pub use names::{BranchName, PromptText};
 pub use network::NetworkPolicy;
 pub use reason::StateReason;
 pub use repository_name::{CheckoutFolder, RepositoryName, RepositoryRef};
 pub use secret::Secret;
 pub use time::Timestamp;
+pub use upstreams::{ModelRef, UpstreamKind, UpstreamName};

@@ -1,12 +1,9 @@
-//! Names of branches and models, and the text of a prompt: each with one rule.
+//! Names of branches, and the text of a prompt: each with one rule.
 
-use crate::text::{checked_text, quoted, word_enum};
+use crate::text::{checked_text, quoted};
 
 /// Maximum length of a branch name.
 pub const MAX_BRANCH_NAME: usize = 200;
-
-/// Maximum length of a model reference.
-pub const MAX_MODEL_REF: usize = 200;
 
 /// Maximum number of characters in a prompt: fits a control frame of the bridge even if every
 /// character is escaped.
@@ -39,68 +36,6 @@ fn check_branch(name: &str) -> Result<(), InvalidBranchName> {
         && !name.ends_with('.')
         && !name.contains("..");
     valid.then_some(()).ok_or_else(|| InvalidBranchName(quoted(name)))
-}
-
-word_enum!(
-    /// A service for model calls.
-    Upstream, "model service" {
-        /// The Anthropic API, with the secret `ANTHROPIC_API_KEY`.
-        Anthropic = "anthropic",
-        /// The scripted model, which plays the script in a prompt. No key, no cost.
-        Scripted = "scripted",
-    }
-);
-
-checked_text!(
-    /// A model: `NAME` or `UPSTREAM/NAME`. `NAME` alone is a model of Anthropic, but `scripted` is
-    /// the scripted model.
-    ModelRef, InvalidModelRef, check_model
-);
-
-/// The text is not a model reference.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "invalid model `{0}`: use NAME, `anthropic/NAME` or `scripted`, without spaces, at most \
-     {MAX_MODEL_REF} characters"
-)]
-pub struct InvalidModelRef(String);
-
-impl ModelRef {
-    /// The scripted model.
-    #[must_use]
-    pub fn scripted() -> Self {
-        Self(Upstream::Scripted.into())
-    }
-
-    /// The service that serves the model.
-    #[must_use]
-    pub fn upstream(&self) -> Upstream {
-        split_model(self).map_or(Upstream::Anthropic, |(upstream, _)| upstream)
-    }
-
-    /// The model's name at its service; none for the scripted model, which has no name.
-    #[must_use]
-    pub fn name(&self) -> Option<&str> {
-        split_model(self).and_then(|(_, name)| name)
-    }
-}
-
-fn check_model(text: &str) -> Result<(), InvalidModelRef> {
-    let valid = text.len() <= MAX_MODEL_REF && split_model(text).is_some();
-    valid.then_some(()).ok_or_else(|| InvalidModelRef(quoted(text)))
-}
-
-fn split_model(text: &str) -> Option<(Upstream, Option<&str>)> {
-    let (upstream, name) = match text.split_once('/') {
-        Some((upstream, name)) => (upstream.parse().ok()?, name),
-        None if text == Upstream::Scripted.as_str() => return Some((Upstream::Scripted, None)),
-        None => (Upstream::Anthropic, text),
-    };
-    // The name becomes an argument of the agent.
-    let valid = !name.is_empty()
-        && !name.starts_with('-')
-        && name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/');
-    valid.then_some((upstream, Some(name)))
 }
 
 checked_text!(
@@ -155,21 +90,6 @@ mod tests {
         }
 
         #[test]
-        fn models_round_trip(upstream in "(anthropic/|scripted/)?", name in "[a-z0-9][a-z0-9.:_-]{0,80}") {
-            prop_assume!(!upstream.is_empty() || name != "scripted");
-            let model = round_trip::<ModelRef>(&format!("{upstream}{name}"));
-            prop_assert_eq!(model.name(), Some(name.as_str()));
-            prop_assert_eq!(model.upstream() == Upstream::Scripted, upstream == "scripted/");
-        }
-
-        #[test]
-        fn model_of_unknown_upstream_is_refused(upstream in "[a-z]{0,8}", name in "[a-z]{0,8}") {
-            prop_assume!(!Upstream::WORDS.contains(&upstream.as_str()));
-            let model = format!("{upstream}/{name}");
-            prop_assert!(model.parse::<ModelRef>().is_err());
-        }
-
-        #[test]
         fn prompts_round_trip(text in "\\s{0,3}\\S\\PC{0,100}") {
             round_trip::<PromptText>(&text);
         }
@@ -213,15 +133,6 @@ mod tests {
         }
         for good in ["release/1.0", "fix-#12", "c++", "dependabot/npm_and_yarn/@types/node-20"] {
             round_trip::<BranchName>(good);
-        }
-    }
-
-    #[test]
-    fn scripted_model_has_no_name() {
-        let model = round_trip::<ModelRef>("scripted");
-        assert_eq!((model.upstream(), model.name()), (Upstream::Scripted, None));
-        for bad in ["", "/", "anthropic/", "a b", "-x", "anthropic/a/b"] {
-            assert!(bad.parse::<ModelRef>().is_err(), "{bad}");
         }
     }
 

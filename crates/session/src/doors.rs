@@ -33,7 +33,7 @@ pub trait Doors: Send + Sync {
 
     /// The model services behind the doors, and where the key of each comes from.
     async fn model_services(&self) -> Vec<ModelService> {
-        Vec::new()
+        ModelService::built_in()
     }
 }
 

@@ -20,7 +20,7 @@ pub enum SessionError {
         code: &'static str,
         what: String,
         /// What to do next.
-        hint: &'static str,
+        hint: Cow<'static, str>,
     },
     #[error("{what}")]
     Invalid { code: &'static str, what: String },
@@ -61,9 +61,9 @@ impl SessionError {
     pub(crate) fn conflict(
         code: &'static str,
         what: impl Into<String>,
-        hint: &'static str,
+        hint: impl Into<Cow<'static, str>>,
     ) -> Self {
-        Self::Conflict { code, what: what.into(), hint }
+        Self::Conflict { code, what: what.into(), hint: hint.into() }
     }
 }
 
@@ -71,7 +71,7 @@ impl Hint for SessionError {
     fn hint(&self) -> Option<Cow<'_, str>> {
         let hint = match self {
             Self::NotFound { what } => listing_hint(what),
-            Self::Conflict { hint, .. } => hint,
+            Self::Conflict { hint, .. } => hint.as_ref(),
             Self::Stopped => "try again in a moment",
             Self::Sandbox(SandboxError::Missing(MissingObject::Snapshot(_))) => {
                 "choose another turn; `harvest turns SESSION` lists them"
@@ -117,7 +117,7 @@ impl From<StoreError> for SessionError {
             StoreError::Exists { what } => Self::Conflict {
                 code: "exists",
                 what: format!("{what} already exists"),
-                hint: "use another name, or the existing one",
+                hint: "use another name, or the existing one".into(),
             },
             StoreError::LeaseLost | StoreError::Closed => Self::Stopped,
             other => Self::Store(other),

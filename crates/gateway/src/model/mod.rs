@@ -1,19 +1,24 @@
 //! The model door: accepts requests of the Anthropic API from agents, checks them with the ledger,
 //! forwards them to an upstream and records the usage. Knows no prices.
+//!
+//! The path says what is asked of which upstream: `/v1/messages` is for the upstream of the
+//! session's model, `/UPSTREAM/v1/messages` for the one of that name.
 
-mod anthropic;
 mod conversation;
+mod forward;
 mod outside;
+mod route;
 mod scripted;
+mod upstreams;
 mod usage;
 
 use std::{sync::Arc, time::Instant};
 
 use bytes::Bytes;
-use harvest_proto::{EventBody, Upstream, event::Usage};
+use harvest_proto::{EventBody, UpstreamKind, UpstreamName, event::Usage};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::{
-    HeaderMap, Method, Request, Response, StatusCode,
+    HeaderMap, Request, Response, StatusCode,
     body::Incoming,
     header::{self, HeaderName, HeaderValue},
 };
@@ -27,15 +32,9 @@ use crate::{
 };
 
 use outside::OutsideError;
+use route::{Endpoint, Route};
 pub(crate) use scripted::FailureCounts;
-
-/// The name of the secret with the key of a model service; `None` when it needs none.
-pub(crate) const fn key_name(upstream: Upstream) -> Option<&'static str> {
-    match upstream {
-        Upstream::Anthropic => Some(anthropic::KEY),
-        Upstream::Scripted => None,
-    }
-}
+pub use upstreams::{Upstream, UpstreamError, Upstreams};
 
 const UPSTREAM: HeaderName = HeaderName::from_static("x-harvest-upstream");
 // The API's limit for a request.
@@ -49,18 +48,11 @@ const CLIENT_GONE: StatusCode = match StatusCode::from_u16(499) {
 /// Receives the response of an upstream. Closed when the agent has disconnected.
 type Reply = oneshot::Sender<Result<Response<Body>, Abort>>;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Endpoint {
-    Messages,
-    CountTokens,
-}
-
 /// A complete request of an agent.
 struct Call {
     door: Arc<Door>,
-    endpoint: Endpoint,
-    /// Path and query as sent by the agent.
-    target: String,
+    route: Route,
+    upstream: Upstream,
     headers: HeaderMap,
     body: Bytes,
     /// Reserved memory for the body.
@@ -76,13 +68,9 @@ pub(crate) async fn answer(
     door: Arc<Door>,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Abort> {
-    let endpoint = match (request.method(), request.uri().path()) {
-        (&Method::POST, "/v1/messages") => Endpoint::Messages,
-        (&Method::POST, "/v1/messages/count_tokens") => Endpoint::CountTokens,
-        (method, path) => {
-            let message = format!("{method} {path} is not supported");
-            return Ok(error(StatusCode::NOT_FOUND, "not_found_error", &message));
-        }
+    let (route, upstream) = match find_route(&door, &request) {
+        Ok(found) => found,
+        Err(refused) => return Ok(refused),
     };
     let (parts, body) = request.into_parts();
     let memory = Arc::clone(&door.body_memory_kib)
@@ -100,18 +88,46 @@ pub(crate) async fn answer(
         // Agents retry neither 400 nor 403, and call the latter an authentication failure.
         return Ok(error(StatusCode::BAD_REQUEST, "invalid_request_error", &refusal.reason));
     }
-    let call = Call {
-        door,
-        endpoint,
-        target: parts.uri.path_and_query().map_or_else(String::new, ToString::to_string),
-        headers: parts.headers,
-        body,
-        _memory: memory,
-    };
+    let call = Call { door, route, upstream, headers: parts.headers, body, _memory: memory };
     // A separate task: it records the usage even when the agent disconnects or the door closes.
     let (reply, answered) = oneshot::channel();
     tokio::spawn(call.run(reply));
     answered.await.unwrap_or(Err(Abort))
+}
+
+/// The endpoint and the upstream of a request.
+#[expect(clippy::result_large_err, reason = "the error is the response to send")]
+fn find_route(
+    door: &Door,
+    request: &Request<Incoming>,
+) -> Result<(Route, Upstream), Response<Body>> {
+    let invalid =
+        |message: String| error(StatusCode::BAD_REQUEST, "invalid_request_error", &message);
+    let not_found = |message: String| error(StatusCode::NOT_FOUND, "not_found_error", &message);
+    let (method, path) = (request.method(), request.uri().path());
+    let query = request.uri().query();
+    let Some(route) = Route::parse(method, path, query, &door.policy.upstream) else {
+        return Err(not_found(format!("{method} {path} is not supported")));
+    };
+    let name = &route.upstream;
+    let Some(upstream) = door.shared.config.upstreams.get(name) else {
+        return Err(not_found(format!("upstream `{name}` is not configured on this server")));
+    };
+    if !allows_upstream(&door.policy.upstream, name) {
+        let reason = "a session of the scripted model calls no other";
+        return Err(invalid(format!("upstream `{name}` is not for this sandbox: {reason}")));
+    }
+    if !route.endpoint.is_served_by(upstream.kind) {
+        let message = format!("upstream `{name}` ({}) does not serve {path}", upstream.kind);
+        return Err(not_found(message));
+    }
+    Ok((route, upstream.clone()))
+}
+
+// A sandbox without a paid model, such as that of a build, must not be able to spend money.
+fn allows_upstream(own: &UpstreamName, asked: &UpstreamName) -> bool {
+    let scripted = UpstreamName::scripted();
+    *own != scripted || *asked == scripted
 }
 
 /// Refuses a request that would make the model service reach what the sandbox may not.
@@ -153,16 +169,16 @@ async fn read_body(body: Incoming) -> Result<Bytes, Result<Response<Body>, Abort
 impl Call {
     async fn run(self, reply: Reply) {
         let started = Instant::now();
-        let (name, result) = match self.door.policy.upstream {
-            Upstream::Anthropic => ("anthropic", anthropic::answer(&self, reply).await),
-            Upstream::Scripted => ("scripted", scripted::answer(&self, reply).await),
+        let result = match self.upstream.kind {
+            UpstreamKind::Scripted => scripted::answer(&self, reply).await,
+            _ => forward::answer(&self, reply).await,
         };
         let (ledger, session) = (&self.door.shared.ledger, &self.door.policy.session);
         let usage = usage::bounded(result.usage);
         ledger.settle(session, usage).await;
-        if self.endpoint == Endpoint::Messages {
+        if self.route.endpoint == Endpoint::Messages {
             let event = EventBody::ModelCall {
-                upstream: name.to_owned(),
+                upstream: self.route.upstream.to_string(),
                 model: self.model(),
                 status: result.status.as_u16(),
                 usage,
@@ -170,6 +186,20 @@ impl Call {
             };
             self.door.log(event).await;
         }
+    }
+
+    /// Names the upstream in a response.
+    fn label(&self, headers: &mut HeaderMap) {
+        if let Ok(name) = HeaderValue::from_str(&self.route.upstream) {
+            headers.insert(UPSTREAM, name);
+        }
+    }
+
+    /// The URL at the upstream.
+    fn url(&self) -> String {
+        let base = self.upstream.url.trim_end_matches('/');
+        let version = if self.upstream.kind == UpstreamKind::Anthropic { "/v1" } else { "" };
+        format!("{base}{version}{}", self.route.target)
     }
 
     /// The requested model; empty when the request has none.

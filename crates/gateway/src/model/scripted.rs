@@ -85,7 +85,7 @@ pub(super) async fn answer(call: &Call, reply: Reply) -> CallResult {
             return respond(reply, labelled(invalid_request(&message)));
         }
     };
-    if call.endpoint == Endpoint::CountTokens {
+    if call.route.endpoint == Endpoint::CountTokens {
         let count = json!({"input_tokens": call.body.len() / 4});
         let response = http::with_type(StatusCode::OK, "application/json", count.to_string());
         return respond(reply, labelled(response));

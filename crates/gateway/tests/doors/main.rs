@@ -20,7 +20,7 @@ use harvest_gateway::{
     ledger::{DoorPolicy, Ledger, Refusal, ResolvedPolicy},
 };
 use harvest_proto::{
-    EventBody, Secret, SessionId, Upstream,
+    EventBody, Secret, SessionId, UpstreamName,
     api::KeySource,
     door::{DoorReply, DoorRequest},
     event::Usage,
@@ -144,7 +144,7 @@ fn policy(names: &[&str]) -> DoorPolicy {
     DoorPolicy {
         session: SessionId::random(),
         network: ResolvedPolicy::Trusted(names.iter().map(|name| (*name).to_owned()).collect()),
-        upstream: Upstream::Scripted,
+        upstream: UpstreamName::scripted(),
         repositories: Vec::new(),
     }
 }

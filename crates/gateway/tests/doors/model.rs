@@ -2,6 +2,7 @@
 
 mod outside;
 mod redaction;
+mod upstreams;
 
 use std::{
     collections::HashMap,
@@ -16,8 +17,8 @@ use axum::{
     routing::post,
 };
 use futures_util::{StreamExt, stream};
-use harvest_gateway::GatewayConfig;
-use harvest_proto::{EventBody, Upstream, door::MODEL_NAME, event::Usage};
+use harvest_gateway::{GatewayConfig, Upstream, Upstreams};
+use harvest_proto::{EventBody, UpstreamName, door::MODEL_NAME, event::Usage};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
@@ -33,7 +34,7 @@ struct Agent {
 }
 
 impl Agent {
-    async fn new(ledger: RecordingLedger, config: GatewayConfig, upstream: Upstream) -> Self {
+    async fn new(ledger: RecordingLedger, config: GatewayConfig, upstream: UpstreamName) -> Self {
         Self::with_policy(ledger, config, crate::DoorPolicy { upstream, ..policy(&[]) }).await
     }
 
@@ -48,7 +49,8 @@ impl Agent {
     }
 
     async fn scripted() -> Self {
-        Self::new(RecordingLedger::default(), GatewayConfig::default(), Upstream::Scripted).await
+        Self::new(RecordingLedger::default(), GatewayConfig::default(), UpstreamName::scripted())
+            .await
     }
 
     async fn send(&self, path: &str, body: &Value) -> Result<reqwest::Response, reqwest::Error> {
@@ -297,7 +299,7 @@ async fn call_refused_by_ledger_is_invalid_request() {
         refusal: Some("the budget of 5 USD is used up"),
         ..RecordingLedger::default()
     };
-    let agent = Agent::new(ledger, GatewayConfig::default(), Upstream::Scripted).await;
+    let agent = Agent::new(ledger, GatewayConfig::default(), UpstreamName::scripted()).await;
     let (status, body) = agent.json(&request(&[user("hi")], true)).await;
     assert_eq!(status, 400);
     let expected =
@@ -369,8 +371,15 @@ async fn anthropic() -> (Agent, Seen) {
         secrets: HashMap::from([("ANTHROPIC_API_KEY", KEY)]),
         ..RecordingLedger::default()
     };
-    let config = GatewayConfig { anthropic_url, ..GatewayConfig::default() };
-    (Agent::new(ledger, config, Upstream::Anthropic).await, seen)
+    let config = at(&anthropic_url);
+    (Agent::new(ledger, config, UpstreamName::anthropic()).await, seen)
+}
+
+/// The Anthropic API is at this URL.
+fn at(url: &str) -> GatewayConfig {
+    let (name, upstreams) = (UpstreamName::anthropic(), Upstreams::default());
+    let anthropic = Upstream { url: url.to_owned(), ..upstreams.get(&name).unwrap().clone() };
+    GatewayConfig { upstreams: upstreams.with(name, anthropic), ..GatewayConfig::default() }
 }
 
 fn model(name: &str) -> Value {
@@ -462,7 +471,8 @@ async fn json_responses_are_counted_and_count_tokens_free() {
 #[tokio::test(flavor = "multi_thread")]
 async fn missing_key_or_api_is_explained() {
     let agent =
-        Agent::new(RecordingLedger::default(), GatewayConfig::default(), Upstream::Anthropic).await;
+        Agent::new(RecordingLedger::default(), GatewayConfig::default(), UpstreamName::anthropic())
+            .await;
     let (status, body) = agent.json(&model("x")).await;
     assert!(
         status == 400
@@ -476,9 +486,8 @@ async fn missing_key_or_api_is_explained() {
         ..RecordingLedger::default()
     };
     // Nothing listens on port 1 of loopback.
-    let config =
-        GatewayConfig { anthropic_url: "http://127.0.0.1:1".into(), ..GatewayConfig::default() };
-    let agent = Agent::new(ledger, config, Upstream::Anthropic).await;
+    let config = at("http://127.0.0.1:1");
+    let agent = Agent::new(ledger, config, UpstreamName::anthropic()).await;
     let (status, body) = agent.json(&model("x")).await;
     assert_eq!((status, &body["error"]["type"]), (502, &json!("api_error")));
     assert!(!body.to_string().contains(KEY));

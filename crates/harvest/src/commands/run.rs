@@ -2,8 +2,8 @@
 
 use anyhow::{Context, Result};
 use harvest_proto::{
-    AgentName, ModelRef,
-    api::{CreateSession, ModelService},
+    AgentName, Hint as _, ModelRef,
+    api::{CreateSession, ModelService, UnusableModel},
 };
 
 use super::{
@@ -68,12 +68,8 @@ async fn check_model_key(
     model: Option<&ModelRef>,
 ) -> Result<()> {
     let services: Vec<ModelService> = client.all("/v1/model-services").await?;
-    match services.into_iter().find(|service| service.lacks_key_for(agent, model)) {
-        None => Ok(()),
-        Some(ModelService { name, secret, .. }) => {
-            let secret = secret.unwrap_or_default();
-            let what = format!("no API key is stored for the model service `{name}`");
-            Err(Advice::new(what, format!("store it with `harvest secret set {secret}`")).into())
-        }
-    }
+    UnusableModel::check(&services, agent, model).map_err(|error| {
+        let hint = error.hint().unwrap_or_default().into_owned();
+        Advice::new(error.to_string(), hint).into()
+    })
 }

@@ -1,11 +1,11 @@
 //! The keys of the configuration. Each is declared once: its name, type, default and meaning. The
 //! file, the variables, `harvest config` and the reference page follow from the declaration.
 
-use std::{net::SocketAddr, path::PathBuf, str::FromStr};
+use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, str::FromStr};
 
 use anyhow::{Context, Error, Result};
 use harvest_engine::Driver;
-use harvest_proto::Secret;
+use harvest_proto::{Secret, UpstreamKind};
 use serde::Deserialize;
 
 use super::{Env, List, LogFormat, tables::Span};
@@ -30,12 +30,14 @@ macro_rules! table {
     (
         $name:ident { $($key:ident: $type:ty, $kind:literal, $default:literal, $meaning:literal;)* }
         $(tables { $($table:ident: $inner:ident, $purpose:literal;)* })?
+        $(named { $($named:ident: $each:ident, $named_purpose:literal;)* })?
     ) => {
         #[derive(Debug, Default, Deserialize)]
         #[serde(deny_unknown_fields)]
         pub(super) struct $name {
             $(pub(super) $key: Option<$type>,)*
             $($(#[serde(default)] pub(super) $table: $inner,)*)?
+            $($(#[serde(default)] pub(super) $named: BTreeMap<String, $each>,)*)?
         }
 
         impl $name {
@@ -50,6 +52,10 @@ macro_rules! table {
             $(pub(super) const TABLES: &[(&str, &str, &[Key])] =
                 &[$((stringify!($table), $purpose, $inner::KEYS)),*];)?
 
+            $(/// Tables of which the file may have any number, each with a name.
+            pub(super) const NAMED: &[(&str, &str, &[Key])] =
+                &[$((stringify!($named), $named_purpose, $each::KEYS)),*];)?
+
             /// Variables override the file, the file overrides the default.
             pub(super) fn resolve(self, table: &str, env: Env) -> Result<Self> {
                 Ok(Self {
@@ -58,6 +64,7 @@ macro_rules! table {
                         value(&variable, self.$key, $default, env)?
                     },)*
                     $($($table: self.$table.resolve(stringify!($table), env)?,)*)?
+                    $($($named: self.$named,)*)?
                 })
             }
         }
@@ -105,8 +112,6 @@ table! {
             "The e-mail address of the commit author";
         budget_tokens: u64, "number", "no limit",
             "Model calls are refused once a session has used this many tokens";
-        anthropic_url: String, "URL", "the Anthropic API",
-            "The URL of the model upstream `anthropic`";
         store_driver: Driver, "`auto`, `dir` or `btrfs`", "`dir`",
             "The disk driver of a new `home`: plain folders, or btrfs, which snapshots and forks \
              in milliseconds; an existing home keeps its driver";
@@ -122,6 +127,24 @@ table! {
         clocks: ClocksTable, "Timeouts and intervals";
         limits: LimitsTable, "Concurrency limits";
         retention: RetentionTable, "Retention of history, snapshots and archived sessions";
+    }
+    named {
+        upstreams: UpstreamTable, "A service for model calls. `NAME/MODEL` is a model of it. \
+            `anthropic`, `openai` and `scripted` are built in";
+    }
+}
+
+table! {
+    UpstreamTable {
+        kind: UpstreamKind, "`anthropic`, `openai` or `openai_chat`", "that of the built-in one",
+            "The protocols it speaks: Anthropic Messages; OpenAI Responses and Chat Completions; \
+             Chat Completions only, as most compatible servers";
+        url: String, "URL", "that of the built-in one",
+            "Its base URL as in the SDKs, such as `https://api.anthropic.com` or \
+             `http://localhost:11434/v1`. Plain http is only for this machine, private addresses \
+             and `private_hosts`";
+        secret: String, "name", "that of the built-in one, else none",
+            "The secret with its API key";
     }
 }
 
@@ -202,6 +225,16 @@ pub(crate) fn tables() -> impl Iterator<Item = (&'static str, &'static str, &'st
     std::iter::once(("", "", ConfigFile::KEYS)).chain(ConfigFile::TABLES.iter().copied())
 }
 
+/// The same of the tables of which the file may have any number.
+pub(crate) fn named_tables() -> impl Iterator<Item = (&'static str, &'static str, &'static [Key])> {
+    ConfigFile::NAMED.iter().copied()
+}
+
+/// The names of all keys.
+pub(super) fn key_names() -> impl Iterator<Item = &'static str> {
+    tables().chain(named_tables()).flat_map(|(.., keys)| keys).map(|key| key.name)
+}
+
 /// Every key with its table.
 pub(super) fn every_key() -> impl Iterator<Item = (&'static str, &'static Key)> {
     tables().flat_map(|(table, _, keys)| keys.iter().map(move |key| (table, key)))
@@ -210,7 +243,7 @@ pub(super) fn every_key() -> impl Iterator<Item = (&'static str, &'static Key)> 
 /// The environment variable of a key.
 pub(super) fn variable_of(table: &str, key: &str) -> String {
     let table = if table.is_empty() { String::new() } else { format!("{table}_") };
-    format!("HARVEST_{table}{key}").to_uppercase()
+    format!("HARVEST_{table}{key}").to_uppercase().replace(['.', '-'], "_")
 }
 
 fn value<T: FromStr<Err: ToString>>(
@@ -241,8 +274,9 @@ pub(crate) const VARIABLES: [(&str, &str); 6] = [
         "The supervisor to use instead of the embedded one; for development of Harvest",
     ),
     (
-        "ANTHROPIC_API_KEY",
-        "In the environment of `harvest up`: used if no secret of that name is stored",
+        "ANTHROPIC_API_KEY, CLAUDE_CODE_OAUTH_TOKEN, OPENAI_API_KEY",
+        "In the environment of `harvest up`, as the secrets of all upstreams: used if no secret of \
+         that name is stored. Without an API key, `anthropic` uses the token of a subscription",
     ),
     ("HARVEST_PAGER", "The pager of `harvest diff` on a terminal; then `PAGER`, then `less`"),
     ("NO_COLOR", "Disables colours when set"),

@@ -1,5 +1,7 @@
 //! The value of each setting and where it comes from. Secrets are redacted.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context, Result};
 use harvest_proto::redact;
 use serde::Serialize;
@@ -7,8 +9,9 @@ use serde_json::Value;
 
 use super::{
     Config, Env,
-    keys::{Key, every_key, variable_of},
+    keys::{Key, UpstreamTable, every_key, variable_of},
     path_of, read,
+    upstreams::{named, table_of},
 };
 use crate::cli::GlobalFlags;
 
@@ -34,11 +37,7 @@ pub(crate) fn settings(config: &Config, flags: &GlobalFlags, env: Env) -> Result
         toml::from_str(&text).with_context(|| format!("cannot use {}", path.display()))?;
     let one = |(table, Key { name: key, kind, default, .. }): (&str, &Key)| {
         let (variable, name) = (variable_of(table, key), dotted(table, key));
-        let written = if table.is_empty() {
-            file.get(*key)
-        } else {
-            file.get(table).and_then(|table| table.get(*key))
-        };
+        let written = written(&file, &name);
         let (from, text) = match (flag(flags, &name), env(&variable), written) {
             (Some(text), _, _) => (format!("--{key}"), text),
             (None, Some(text), _) => (variable, text),
@@ -51,7 +50,23 @@ pub(crate) fn settings(config: &Config, flags: &GlobalFlags, env: Env) -> Result
         let typed = if described { Value::Null } else { typed(kind, &value) };
         Setting { key: name, value, typed, from }
     };
-    Ok(every_key().map(one).collect())
+    let upstreams: BTreeMap<String, &toml::Value> = match file.get("upstreams") {
+        Some(toml::Value::Table(tables)) => tables.iter().map(|(k, v)| (k.clone(), v)).collect(),
+        _ => BTreeMap::new(),
+    };
+    let upstreams: Vec<String> = named(&upstreams).map(|name| table_of(&name)).collect();
+    let mut settings: Vec<Setting> = every_key().map(&one).collect();
+    for table in &upstreams {
+        settings.extend(UpstreamTable::KEYS.iter().map(|key| one((table, key))));
+    }
+    Ok(settings)
+}
+
+fn written<'a>(file: &'a toml::Table, name: &str) -> Option<&'a toml::Value> {
+    let (first, rest) = name.split_once('.').map_or((name, None), |(a, b)| (a, Some(b)));
+    rest.into_iter()
+        .flat_map(|rest| rest.split('.'))
+        .try_fold(file.get(first)?, |at, key| at.get(key))
 }
 
 /// A number or a list where the key's type says so, otherwise a text.
@@ -89,7 +104,17 @@ fn default_of(config: &Config, key: &str, documented: &str) -> String {
     match key {
         "home" => config.home.display().to_string(),
         "cache" => config.cache.display().to_string(),
-        _ => documented.replace('`', ""),
+        _ => upstream_default(config, key).unwrap_or_else(|| documented.replace('`', "")),
+    }
+}
+
+fn upstream_default(config: &Config, key: &str) -> Option<String> {
+    let (name, key) = key.strip_prefix("upstreams.")?.split_once('.')?;
+    let upstream = config.upstreams.get(&name.parse().ok()?)?;
+    match key {
+        "kind" => Some(upstream.kind.to_string()),
+        "url" => Some(upstream.url.clone()),
+        _ => Some(upstream.secret.clone().unwrap_or_else(|| "none".to_owned())),
     }
 }
 
@@ -102,7 +127,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(
             file.path(),
-            "log = \"info\"\ntoken = \"hvt_planted\"\nhosts = [\"a\", \"b\"]\ndatabase = \"postgres://u:planted@h/d\"\n[clocks]\nturn = \"3h\"\n",
+            "log = \"info\"\ntoken = \"hvt_planted\"\nhosts = [\"a\", \"b\"]\ndatabase = \"postgres://u:planted@h/d\"\n[clocks]\nturn = \"3h\"\n[upstreams.own]\nkind = \"openai\"\nurl = \"https://own.example\"\n",
         )
         .unwrap();
         let flags = GlobalFlags {
@@ -131,7 +156,11 @@ mod tests {
         assert_eq!(shown("token"), ("***", path.as_str()));
         assert_eq!(shown("image"), ("claude", "default"));
         assert!(!format!("{settings:?}").contains("planted"), "{settings:?}");
-        assert_eq!(settings.len(), every_key().count());
+        assert_eq!(shown("upstreams.own.url"), ("https://own.example", path.as_str()));
+        assert_eq!(shown("upstreams.openai.url"), ("https://api.openai.com/v1", "default"));
+        assert_eq!(shown("upstreams.own.secret"), ("none", "default"));
+        // `anthropic`, `openai` and `own`.
+        assert_eq!(settings.len(), every_key().count() + 3 * UpstreamTable::KEYS.len());
         let json = serde_json::to_value(&settings).unwrap();
         let typed = |key: &str| {
             let all = json.as_array().unwrap();

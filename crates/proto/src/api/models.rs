@@ -1,15 +1,22 @@
 //! Model services and their keys.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 
-use crate::{AgentName, ModelRef, Upstream, text::word_enum};
+use crate::{
+    AgentName, Hint, ModelRef, UpstreamKind, UpstreamName, text::word_enum,
+    upstreams::BUILT_IN_UPSTREAMS,
+};
 
 /// A model service that agents can call through the gateway.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ModelService {
-    /// Model service: `anthropic` or `scripted`.
-    pub name: Upstream,
+    /// Its name in model references: `NAME/MODEL`.
+    pub name: UpstreamName,
+    /// The protocols it speaks.
+    pub kind: UpstreamKind,
     /// Name of the secret with its API key; absent when it needs none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret: Option<String>,
@@ -18,11 +25,15 @@ pub struct ModelService {
 }
 
 impl ModelService {
-    /// Whether a session with this agent and model would call this service without a key.
+    /// The built-in services, all usable: for tests without a gateway.
     #[must_use]
-    pub fn lacks_key_for(&self, agent: AgentName, model: Option<&ModelRef>) -> bool {
-        let upstream = model.map_or(Upstream::Anthropic, ModelRef::upstream);
-        agent != AgentName::Scripted && self.name == upstream && self.key == KeySource::Missing
+    pub fn built_in() -> Vec<Self> {
+        let key = KeySource::NotNeeded;
+        BUILT_IN_UPSTREAMS
+            .iter()
+            .map(|(name, kind)| (name.parse().expect("a built-in name is valid"), *kind))
+            .map(|(name, kind)| Self { name, kind, secret: None, key })
+            .collect()
     }
 }
 
@@ -40,17 +51,129 @@ word_enum!(
     }
 );
 
+/// Why a session with some agent and model could not call its model.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum UnusableModel {
+    /// The service has no key.
+    #[error("no API key is stored for the model service `{service}`")]
+    NoKey {
+        /// The service.
+        service: UpstreamName,
+        /// Name of the secret to store.
+        secret: String,
+    },
+    /// There is no such service.
+    #[error("there is no model service `{name}`")]
+    NoService {
+        /// The name that was asked for.
+        name: UpstreamName,
+        /// The services there are.
+        known: Vec<String>,
+    },
+    /// The agent does not speak the service's protocols.
+    #[error(
+        "the agent `{agent}` cannot use the model service `{service}`, which is of the kind `{kind}`"
+    )]
+    WrongKind {
+        /// The agent.
+        agent: AgentName,
+        /// The service.
+        service: UpstreamName,
+        /// Its kind.
+        kind: UpstreamKind,
+        /// The services that the agent can use.
+        usable: Vec<String>,
+    },
+}
+
+impl UnusableModel {
+    /// Checks the model of a session before it is created. The scripted agent calls no model.
+    ///
+    /// # Errors
+    /// When its first model call would fail.
+    pub fn check(
+        services: &[ModelService],
+        agent: AgentName,
+        model: Option<&ModelRef>,
+    ) -> Result<(), Self> {
+        let name = model.and_then(ModelRef::upstream).unwrap_or_else(|| agent.default_upstream());
+        let names = |usable: &dyn Fn(&ModelService) -> bool| {
+            services.iter().filter(|one| usable(one)).map(|one| format!("`{}`", one.name)).collect()
+        };
+        let Some(service) = services.iter().find(|service| service.name == name) else {
+            return Err(Self::NoService { name, known: names(&|_| true) });
+        };
+        if !agent.can_use(service.kind) {
+            let usable = names(&|one| agent.can_use(one.kind));
+            return Err(Self::WrongKind { agent, service: name, kind: service.kind, usable });
+        }
+        if agent != AgentName::Scripted && service.key == KeySource::Missing {
+            let secret = service.secret.clone().unwrap_or_default();
+            return Err(Self::NoKey { service: name, secret });
+        }
+        Ok(())
+    }
+
+    /// A stable code for programs.
+    #[must_use]
+    pub const fn code(&self) -> &'static str {
+        match self {
+            Self::NoKey { .. } => "no_key",
+            Self::NoService { .. } => "no_model_service",
+            Self::WrongKind { .. } => "wrong_model_service",
+        }
+    }
+}
+
+impl Hint for UnusableModel {
+    fn hint(&self) -> Option<Cow<'_, str>> {
+        Some(Cow::Owned(match self {
+            Self::NoKey { secret, .. } => format!(
+                "store it with `harvest secret set {secret}`, or choose a model that needs no key \
+                 with `-m scripted`"
+            ),
+            Self::NoService { name, known } => format!(
+                "use {}, or add `[upstreams.{name}]` to harvest.toml and restart the server",
+                known.join(", ")
+            ),
+            Self::WrongKind { usable, .. } => format!("use a model of {}", usable.join(", ")),
+        }))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn check(services: &[ModelService], agent: AgentName, model: &str) -> Option<&'static str> {
+        let model = (!model.is_empty()).then(|| model.parse::<ModelRef>().unwrap());
+        UnusableModel::check(services, agent, model.as_ref()).err().map(|error| error.code())
+    }
+
     #[test]
     fn only_agents_of_the_service_need_its_key() {
-        let service = |key| ModelService { name: Upstream::Anthropic, secret: None, key };
-        let (missing, scripted) = (service(KeySource::Missing), ModelRef::scripted());
-        assert!(missing.lacks_key_for(AgentName::Claude, None));
-        assert!(!missing.lacks_key_for(AgentName::Scripted, None));
-        assert!(!missing.lacks_key_for(AgentName::Claude, Some(&scripted)));
-        assert!(!service(KeySource::Environment).lacks_key_for(AgentName::Claude, None));
+        let mut services = ModelService::built_in();
+        assert_eq!(check(&services, AgentName::Claude, ""), None);
+        services[0].key = KeySource::Missing;
+        for (agent, model, expected) in [
+            (AgentName::Claude, "", Some("no_key")),
+            (AgentName::Claude, "claude-x", Some("no_key")),
+            (AgentName::Claude, "anthropic/claude-x", Some("no_key")),
+            (AgentName::Claude, "scripted", None),
+            (AgentName::Scripted, "", None),
+            (AgentName::Scripted, "anthropic/x", None),
+        ] {
+            assert_eq!(check(&services, agent, model), expected, "{agent} {model}");
+        }
+    }
+
+    #[test]
+    fn unknown_or_unspeakable_service_is_refused_with_alternatives() {
+        let services = ModelService::built_in();
+        assert_eq!(check(&services, AgentName::Claude, "nope/x"), Some("no_model_service"));
+        assert_eq!(check(&services, AgentName::Claude, "openai/x"), Some("wrong_model_service"));
+        let model = "openai/x".parse().ok();
+        let error = UnusableModel::check(&services, AgentName::Claude, model.as_ref()).unwrap_err();
+        assert_eq!(error.hint().unwrap(), "use a model of `anthropic`, `scripted`");
     }
 }

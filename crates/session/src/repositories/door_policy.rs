@@ -3,7 +3,7 @@
 use futures_util::future::BoxFuture;
 use harvest_gateway::ledger::{DoorPolicy, GitAccess, ResolvedPolicy};
 use harvest_proto::{
-    BranchName, ModelRef, NetworkPolicy, SessionId, Upstream,
+    BranchName, ModelRef, NetworkPolicy, SessionId, UpstreamName,
     api::{AllowedName, NetworkRules, Repository},
 };
 use harvest_store::SessionRecord;
@@ -61,17 +61,19 @@ impl Repositories {
 pub(crate) struct PassSpec {
     pub(crate) session: SessionId,
     pub(crate) network: NetworkPolicy,
-    pub(crate) upstream: Upstream,
+    pub(crate) upstream: UpstreamName,
     pub(crate) branch: Option<BranchName>,
 }
 
 impl From<&SessionRecord> for PassSpec {
     fn from(record: &SessionRecord) -> Self {
+        let session = &record.session;
+        let upstream = session.model.as_ref().and_then(ModelRef::upstream);
         Self {
-            session: record.session.id.clone(),
-            network: record.session.network,
-            upstream: record.session.model.as_ref().map_or(Upstream::Anthropic, ModelRef::upstream),
-            branch: Some(record.session.branch.clone()),
+            session: session.id.clone(),
+            network: session.network,
+            upstream: upstream.unwrap_or_else(|| session.agent.default_upstream()),
+            branch: Some(session.branch.clone()),
         }
     }
 }

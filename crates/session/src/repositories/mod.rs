@@ -12,7 +12,7 @@ use futures_util::stream::{self, BoxStream, StreamExt};
 use harvest_gateway::{DoorObserver, PrivateHosts, RemoteUrlError, normalize_remote_url};
 use harvest_proto::{
     BranchName, EventBody, NetworkPolicy, RepositoryName, RepositoryRef, SandboxId, SessionId,
-    SnapshotId, Upstream,
+    SnapshotId, UpstreamName,
     api::{AddRepository, Build, BuildLine, CheckOutcome, Repository},
     bridge::BootStart,
 };
@@ -321,7 +321,7 @@ async fn build(
         // Not a real session: the observer gets the events of the door.
         session: SessionId::random(),
         network: BUILD_POLICY,
-        upstream: Upstream::Scripted,
+        upstream: UpstreamName::scripted(),
         branch: None,
     };
     let policy = repositories.pass(std::slice::from_ref(repository), order).await;

@@ -4,8 +4,11 @@
 use std::collections::{BTreeMap, HashSet};
 
 use harvest_proto::{
-    AgentName, BranchName, EventBody, ModelRef, SessionId, SnapshotId,
-    api::{AddRepository, CreateSession, ModelService, Repository, Session, UseRepository},
+    AgentName, BranchName, EventBody, Hint as _, ModelRef, SessionId, SnapshotId,
+    api::{
+        AddRepository, CreateSession, ModelService, Repository, Session, UnusableModel,
+        UseRepository,
+    },
     bridge::Author,
     repository_name::InvalidRepositoryRef,
 };
@@ -90,22 +93,17 @@ impl Sessions {
         self.shared.sandboxes.doors.model_services().await
     }
 
-    /// Refuses a session whose first model call would fail for want of a key.
+    /// Refuses a session whose first model call would fail.
     pub(super) async fn check_model_key(
         &self,
         agent: AgentName,
         model: Option<&ModelRef>,
     ) -> Result<(), SessionError> {
         let services = self.model_services().await;
-        match services.iter().find(|service| service.lacks_key_for(agent, model)) {
-            None => Ok(()),
-            Some(service) => Err(SessionError::conflict(
-                "no_key",
-                format!("no API key is stored for the model service `{}`", service.name),
-                "store it with `harvest secret set ANTHROPIC_API_KEY`, or choose a model that \
-                 needs no key with `-m scripted`",
-            )),
-        }
+        UnusableModel::check(&services, agent, model).map_err(|error| {
+            let hint = error.hint().unwrap_or_default().into_owned();
+            SessionError::conflict(error.code(), error.to_string(), hint)
+        })
     }
 
     async fn check_key_free(&self, key: &str) -> Result<(), SessionError> {

@@ -38,7 +38,7 @@ async fn run_without_key_starts_nothing() {
 #[tokio::test]
 async fn rejected_key_fails_turn_and_names_command() {
     let model = rejecting_model().await;
-    let env = [("ANTHROPIC_API_KEY", "sk-wrong"), ("HARVEST_ANTHROPIC_URL", &model)];
+    let env = [("ANTHROPIC_API_KEY", "sk-wrong"), ("HARVEST_UPSTREAMS_ANTHROPIC_URL", &model)];
     let host = Host::start_with(&env).await;
     let doctor = host.harvest(["doctor"]);
     assert!(doctor.stdout.contains("ANTHROPIC_API_KEY is in the environment"), "{doctor:?}");

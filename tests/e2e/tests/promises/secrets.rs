@@ -34,8 +34,11 @@ fn sha256(text: &str) -> String {
 async fn planted_secrets_are_found_nowhere() {
     // The most verbose log level, where leaks would show.
     let (model, calls) = unkind_model().await;
-    let env =
-        [("ANTHROPIC_API_KEY", KEY), ("HARVEST_ANTHROPIC_URL", &model), ("HARVEST_LOG", "trace")];
+    let env = [
+        ("ANTHROPIC_API_KEY", KEY),
+        ("HARVEST_UPSTREAMS_ANTHROPIC_URL", &model),
+        ("HARVEST_LOG", "trace"),
+    ];
     let host = Host::start_with(&env).await;
     host.repository("calc", SAMPLE).await;
     set_secret(&host, "GIT_TOKEN", TOKEN);

@@ -9,9 +9,9 @@ async fn model_service_reaches_nothing_for_network_none() {
         secrets: HashMap::from([("ANTHROPIC_API_KEY", KEY)]),
         ..RecordingLedger::default()
     };
-    let config = GatewayConfig { anthropic_url, ..GatewayConfig::default() };
+    let config = at(&anthropic_url);
     let network = harvest_gateway::ledger::ResolvedPolicy::None;
-    let policy = crate::DoorPolicy { upstream: Upstream::Anthropic, network, ..policy(&[]) };
+    let policy = crate::DoorPolicy { upstream: UpstreamName::anthropic(), network, ..policy(&[]) };
     let agent = Agent::with_policy(ledger, config, policy).await;
     let image =
         json!({"type": "image", "source": {"type": "url", "url": "https://evil.example/?x"}});

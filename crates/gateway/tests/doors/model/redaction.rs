@@ -17,8 +17,8 @@ async fn key_in_successful_response_is_masked() {
         secrets: HashMap::from([("ANTHROPIC_API_KEY", KEY)]),
         ..RecordingLedger::default()
     };
-    let config = GatewayConfig { anthropic_url, ..GatewayConfig::default() };
-    let agent = Agent::new(ledger, config, Upstream::Anthropic).await;
+    let config = at(&anthropic_url);
+    let agent = Agent::new(ledger, config, UpstreamName::anthropic()).await;
     let masked = json!({"id": "*".repeat(KEY.len())});
     assert_eq!(agent.json(&model("leak")).await, (200, masked));
 }

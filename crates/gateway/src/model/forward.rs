@@ -1,22 +1,24 @@
-//! The Anthropic API as upstream: replaces the sandbox's credentials by the configured key, and
+//! Forwards a call to its upstream: replaces the sandbox's credentials by the configured key, and
 //! counts the tokens of the response while forwarding it unchanged. Follows no redirect and retries
 //! nothing: agents retry themselves.
 
 use futures_util::StreamExt;
-use harvest_proto::Secret;
+use harvest_proto::{Secret, UpstreamName, event::Usage};
 use hyper::{
     Response, StatusCode,
     header::{self, HeaderMap, HeaderName, HeaderValue},
 };
 
-use super::{CLIENT_GONE, Call, CallResult, Reply, UPSTREAM, error, respond, usage::Meter};
+use super::{
+    CLIENT_GONE, Call, CallResult, Endpoint, Reply, error, respond,
+    upstreams::{Credential, MissingKey, X_API_KEY},
+    usage::Meter,
+};
 use crate::{
     http::{self, Body, Reach},
     vault::redact,
 };
 
-pub(super) const KEY: &str = "ANTHROPIC_API_KEY";
-const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 // Longer error responses are cut.
 const MAX_ERROR_BYTES: usize = 1024 * 1024;
 
@@ -34,17 +36,15 @@ const NOT_FORWARDED: [HeaderName; 8] = [
 ];
 
 pub(super) async fn answer(call: &Call, mut reply: Reply) -> CallResult {
-    let Some(key) = call.door.shared.ledger.secret(KEY).await else {
-        // Not 401: agents retry that for minutes, and the service refused nothing.
-        let message =
-            format!("no API key for Anthropic is stored; store it with `harvest secret set {KEY}`");
-        return respond(reply, error(StatusCode::BAD_REQUEST, "invalid_request_error", &message));
+    let name = &call.route.upstream;
+    let unavailable = |message: &str| error(StatusCode::BAD_GATEWAY, "api_error", message);
+    let key = match call.upstream.credential(call.door.shared.ledger.as_ref()).await {
+        Ok(key) => key,
+        Err(missing) => return respond(reply, refuse_without_key(name, &missing)),
     };
     let request = match request(call, &key) {
         Ok(request) => request,
-        Err(message) => {
-            return respond(reply, error(StatusCode::BAD_GATEWAY, "api_error", message));
-        }
+        Err(message) => return respond(reply, unavailable(&message)),
     };
     let sent = tokio::select! {
         sent = call.door.shared.clients.execute(request, Reach::Any) => sent,
@@ -53,35 +53,51 @@ pub(super) async fn answer(call: &Call, mut reply: Reply) -> CallResult {
     let upstream = match sent {
         Ok(upstream) => upstream,
         Err(failed) => {
-            tracing::warn!(error = %redact(&failed.to_string(), &[&key]), "cannot reach the Anthropic API");
-            let message = "cannot reach the Anthropic API from this machine";
-            return respond(reply, error(StatusCode::BAD_GATEWAY, "api_error", message));
+            let error = redact(&failed.to_string(), &secrets(&key));
+            tracing::warn!(%error, upstream = %name, "cannot reach a model service");
+            let message = format!("cannot reach the model service `{name}` from this machine");
+            return respond(reply, unavailable(&message));
         }
     };
     let status = upstream.status();
     if status.is_redirection() {
-        let message = "the Anthropic API responded with a redirect, which is not followed";
-        respond(reply, error(StatusCode::BAD_GATEWAY, "api_error", message))
+        let message =
+            format!("the model service `{name}` responded with a redirect, which is not followed");
+        respond(reply, unavailable(&message))
     } else if status.is_success() {
         forward(call, upstream, &key, reply).await
     } else {
-        respond(reply, failure(upstream, &key).await)
+        respond(reply, failure(call, upstream, &key).await)
     }
 }
 
-fn request(call: &Call, key: &Secret<String>) -> Result<reqwest::Request, &'static str> {
-    let base = call.door.shared.config.anthropic_url.trim_end_matches('/');
-    let url = format!("{base}{}", call.target);
-    let url = reqwest::Url::parse(&url)
-        .map_err(|_| "the configured URL of the Anthropic API is invalid")?;
-    let mut key = HeaderValue::from_str(key.expose().trim()).map_err(
-        |_| "secret ANTHROPIC_API_KEY contains characters that are invalid in a key; set it again",
-    )?;
-    key.set_sensitive(true);
+// Not 401: agents retry that for minutes, and the service refused nothing.
+fn refuse_without_key(name: &UpstreamName, MissingKey(secret): &MissingKey) -> Response<Body> {
+    let message = format!(
+        "no API key for the model service `{name}` is stored; store it with `harvest secret set \
+         {secret}`"
+    );
+    error(StatusCode::BAD_REQUEST, "invalid_request_error", &message)
+}
+
+fn secrets(key: &Credential) -> Vec<&Secret<String>> {
+    key.secret().into_iter().collect()
+}
+
+fn request(call: &Call, key: &Credential) -> Result<reqwest::Request, String> {
+    let name = &call.route.upstream;
+    let url = reqwest::Url::parse(&call.url())
+        .map_err(|_| format!("the configured URL of the model service `{name}` is invalid"))?;
     let mut request = reqwest::Request::new(reqwest::Method::POST, url);
-    *request.headers_mut() = http::forwarded_headers(&call.headers, &NOT_FORWARDED);
-    request.headers_mut().insert(X_API_KEY, key);
-    request.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    let mut headers = http::forwarded_headers(&call.headers, &NOT_FORWARDED);
+    key.add_to(&mut headers).map_err(|_| {
+        format!(
+            "the key of the model service `{name}` contains characters that are invalid in a key; \
+             store it again"
+        )
+    })?;
+    headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    *request.headers_mut() = headers;
     *request.body_mut() = Some(call.body.clone().into());
     Ok(request)
 }
@@ -90,11 +106,11 @@ fn request(call: &Call, key: &Secret<String>) -> Result<reqwest::Request, &'stat
 async fn forward(
     call: &Call,
     upstream: reqwest::Response,
-    key: &Secret<String>,
+    key: &Credential,
     reply: Reply,
 ) -> CallResult {
     let status = upstream.status();
-    let headers = response_headers(upstream.headers(), key);
+    let headers = response_headers(call, upstream.headers(), key);
     let content_type =
         headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let mut meter = Meter::new(content_type);
@@ -102,7 +118,7 @@ async fn forward(
     if reply.send(Ok(http::response(status, headers, body))).is_err() {
         return CallResult::unused(CLIENT_GONE);
     }
-    let mut chunks = http::upstream_chunks(upstream, &[key]);
+    let mut chunks = http::upstream_chunks(upstream, &secrets(key));
     loop {
         let chunk = tokio::select! {
             chunk = chunks.next() => chunk,
@@ -119,20 +135,20 @@ async fn forward(
         }
     }
     let usage =
-        if call.endpoint == super::Endpoint::Messages { meter.usage() } else { Default::default() };
+        if call.route.endpoint == Endpoint::Messages { meter.usage() } else { Usage::default() };
     CallResult { status, usage }
 }
 
-async fn failure(upstream: reqwest::Response, key: &Secret<String>) -> Response<Body> {
-    let (status, headers) = (upstream.status(), response_headers(upstream.headers(), key));
-    let text = redact(&http::read_text(upstream, MAX_ERROR_BYTES).await, &[key]);
+async fn failure(call: &Call, upstream: reqwest::Response, key: &Credential) -> Response<Body> {
+    let (status, headers) = (upstream.status(), response_headers(call, upstream.headers(), key));
+    let text = redact(&http::read_text(upstream, MAX_ERROR_BYTES).await, &secrets(key));
     http::response(status, headers, http::full(text))
 }
 
-fn response_headers(from: &HeaderMap, key: &Secret<String>) -> HeaderMap {
+fn response_headers(call: &Call, from: &HeaderMap, key: &Credential) -> HeaderMap {
     let contains_key = |value: &HeaderValue| {
         let text = String::from_utf8_lossy(value.as_bytes());
-        redact(&text, &[key]) != text
+        redact(&text, &secrets(key)) != text
     };
     let mut headers: HeaderMap =
         http::forwarded_headers(from, &[header::CONTENT_LENGTH, header::SET_COOKIE])
@@ -140,6 +156,6 @@ fn response_headers(from: &HeaderMap, key: &Secret<String>) -> HeaderMap {
             .filter_map(|(name, value)| name.map(|name| (name, value)))
             .filter(|(_, value)| !contains_key(value))
             .collect();
-    headers.insert(UPSTREAM, HeaderValue::from_static("anthropic"));
+    call.label(&mut headers);
     headers
 }
