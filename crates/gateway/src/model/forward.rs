@@ -2,6 +2,7 @@
 //! counts the tokens of the response while forwarding it unchanged. Follows no redirect and retries
 //! nothing: agents retry themselves.
 
+use bytes::Bytes;
 use futures_util::StreamExt;
 use harvest_proto::{Secret, UpstreamName, event::Usage};
 use hyper::{
@@ -10,7 +11,9 @@ use hyper::{
 };
 
 use super::{
-    CLIENT_GONE, Call, CallResult, Endpoint, Reply, error, respond,
+    CLIENT_GONE, Call, CallResult, Endpoint, Reply,
+    chat_usage::{self, UsageFilter},
+    error, respond,
     upstreams::{Credential, MissingKey, X_API_KEY},
     usage::Meter,
 };
@@ -24,8 +27,10 @@ const MAX_ERROR_BYTES: usize = 1024 * 1024;
 
 // Headers the sandbox must not set, and headers of the connection to the upstream. Compressed
 // responses could not be counted, so none is requested.
-const NOT_FORWARDED: [HeaderName; 8] = [
+const NOT_FORWARDED: [HeaderName; 10] = [
     X_API_KEY,
+    HeaderName::from_static("openai-organization"),
+    HeaderName::from_static("openai-project"),
     header::AUTHORIZATION,
     header::COOKIE,
     header::HOST,
@@ -42,7 +47,12 @@ pub(super) async fn answer(call: &Call, mut reply: Reply) -> CallResult {
         Ok(key) => key,
         Err(missing) => return respond(reply, refuse_without_key(name, &missing)),
     };
-    let request = match request(call, &key) {
+    let asked = match call.route.endpoint {
+        Endpoint::Chat => chat_usage::request_usage(&call.body),
+        _ => None,
+    };
+    let filter = asked.as_ref().map(|_| UsageFilter::default());
+    let request = match request(call, &key, asked.unwrap_or_else(|| call.body.clone())) {
         Ok(request) => request,
         Err(message) => return respond(reply, unavailable(&message)),
     };
@@ -65,7 +75,7 @@ pub(super) async fn answer(call: &Call, mut reply: Reply) -> CallResult {
             format!("the model service `{name}` responded with a redirect, which is not followed");
         respond(reply, unavailable(&message))
     } else if status.is_success() {
-        forward(call, upstream, &key, reply).await
+        forward(call, upstream, &key, filter, reply).await
     } else {
         respond(reply, failure(call, upstream, &key).await)
     }
@@ -84,11 +94,11 @@ fn secrets(key: &Credential) -> Vec<&Secret<String>> {
     key.secret().into_iter().collect()
 }
 
-fn request(call: &Call, key: &Credential) -> Result<reqwest::Request, String> {
+fn request(call: &Call, key: &Credential, body: Bytes) -> Result<reqwest::Request, String> {
     let name = &call.route.upstream;
     let url = reqwest::Url::parse(&call.url())
         .map_err(|_| format!("the configured URL of the model service `{name}` is invalid"))?;
-    let mut request = reqwest::Request::new(reqwest::Method::POST, url);
+    let mut request = reqwest::Request::new(call.method.clone(), url);
     let mut headers = http::forwarded_headers(&call.headers, &NOT_FORWARDED);
     key.add_to(&mut headers).map_err(|_| {
         format!(
@@ -98,7 +108,9 @@ fn request(call: &Call, key: &Credential) -> Result<reqwest::Request, String> {
     })?;
     headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     *request.headers_mut() = headers;
-    *request.body_mut() = Some(call.body.clone().into());
+    if call.route.endpoint != Endpoint::Models {
+        *request.body_mut() = Some(body.into());
+    }
     Ok(request)
 }
 
@@ -107,13 +119,14 @@ async fn forward(
     call: &Call,
     upstream: reqwest::Response,
     key: &Credential,
+    mut filter: Option<UsageFilter>,
     reply: Reply,
 ) -> CallResult {
     let status = upstream.status();
     let headers = response_headers(call, upstream.headers(), key);
     let content_type =
         headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let mut meter = Meter::new(content_type);
+    let mut meter = Meter::new(call.route.endpoint, content_type, call.body.len());
     let (sender, body) = http::streamed();
     if reply.send(Ok(http::response(status, headers, body))).is_err() {
         return CallResult::unused(CLIENT_GONE);
@@ -128,14 +141,21 @@ async fn forward(
         if let Ok(chunk) = &chunk {
             meter.observe(chunk);
         }
+        let chunk = match (chunk, &mut filter) {
+            (Ok(chunk), Some(filter)) => Ok(filter.push(&chunk)),
+            (chunk, _) => chunk,
+        };
         // An error is sent too: the agent must see a cut connection, not a response that seems
         // complete.
-        if sender.send(chunk).await.is_err() {
+        if !chunk.as_ref().is_ok_and(Bytes::is_empty) && sender.send(chunk).await.is_err() {
             break;
         }
     }
-    let usage =
-        if call.route.endpoint == Endpoint::Messages { meter.usage() } else { Usage::default() };
+    if let Some(rest) = filter.map(|mut filter| filter.finish()).filter(|rest| !rest.is_empty()) {
+        // The agent may have disconnected.
+        let _ = sender.send(Ok(rest)).await;
+    }
+    let usage = if call.route.endpoint.uses_tokens() { meter.usage() } else { Usage::default() };
     CallResult { status, usage }
 }
 

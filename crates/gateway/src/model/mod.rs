@@ -1,9 +1,11 @@
-//! The model door: accepts requests of the Anthropic API from agents, checks them with the ledger,
-//! forwards them to an upstream and records the usage. Knows no prices.
+//! The model door: accepts requests of the Anthropic and OpenAI APIs from agents, checks them with
+//! the ledger, forwards them to an upstream and records the usage. Knows no prices.
 //!
 //! The path says what is asked of which upstream: `/v1/messages` is for the upstream of the
-//! session's model, `/UPSTREAM/v1/messages` for the one of that name.
+//! session's model, `/UPSTREAM/v1/messages` for the one of that name. Likewise `responses`,
+//! `chat/completions` and `models`.
 
+mod chat_usage;
 mod conversation;
 mod forward;
 mod outside;
@@ -18,7 +20,7 @@ use bytes::Bytes;
 use harvest_proto::{EventBody, UpstreamKind, UpstreamName, event::Usage};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::{
-    HeaderMap, Request, Response, StatusCode,
+    HeaderMap, Method, Request, Response, StatusCode,
     body::Incoming,
     header::{self, HeaderName, HeaderValue},
 };
@@ -53,6 +55,7 @@ struct Call {
     door: Arc<Door>,
     route: Route,
     upstream: Upstream,
+    method: Method,
     headers: HeaderMap,
     body: Bytes,
     /// Reserved memory for the body.
@@ -81,14 +84,16 @@ pub(crate) async fn answer(
         Ok(body) => body,
         Err(refused) => return refused,
     };
-    if let Err(refused) = outside::check(&body, &door.policy.network) {
+    if let Err(refused) = outside::check(route.endpoint, &body, &door.policy.network) {
         return Ok(refuse_outside(&door, refused).await);
     }
-    if let Err(refusal) = door.shared.ledger.reserve(&door.policy.session).await {
-        // Agents retry neither 400 nor 403, and call the latter an authentication failure.
-        return Ok(error(StatusCode::BAD_REQUEST, "invalid_request_error", &refusal.reason));
+    if route.endpoint != Endpoint::Models
+        && let Err(refusal) = door.shared.ledger.reserve(&door.policy.session).await
+    {
+        return Ok(refuse_budget(&refusal.reason));
     }
-    let call = Call { door, route, upstream, headers: parts.headers, body, _memory: memory };
+    let (method, headers) = (parts.method, parts.headers);
+    let call = Call { door, route, upstream, method, headers, body, _memory: memory };
     // A separate task: it records the usage even when the agent disconnects or the door closes.
     let (reply, answered) = oneshot::channel();
     tokio::spawn(call.run(reply));
@@ -176,7 +181,7 @@ impl Call {
         let (ledger, session) = (&self.door.shared.ledger, &self.door.policy.session);
         let usage = usage::bounded(result.usage);
         ledger.settle(session, usage).await;
-        if self.route.endpoint == Endpoint::Messages {
+        if self.route.endpoint.uses_tokens() {
             let event = EventBody::ModelCall {
                 upstream: self.route.upstream.to_string(),
                 model: self.model(),
@@ -230,8 +235,24 @@ fn respond(reply: Reply, response: Response<Body>) -> CallResult {
     }
 }
 
-/// An error response in the format of the API.
+/// An error response in the format of all APIs.
 fn error(status: StatusCode, kind: &str, message: &str) -> Response<Body> {
-    let body = json!({"type": "error", "error": {"type": kind, "message": message}});
+    error_with_code(status, kind, None, message)
+}
+
+// Agents retry neither 400 nor 403, and call the latter an authentication failure.
+fn refuse_budget(reason: &str) -> Response<Body> {
+    let (status, kind) = (StatusCode::BAD_REQUEST, "invalid_request_error");
+    error_with_code(status, kind, Some("insufficient_quota"), reason)
+}
+
+fn error_with_code(
+    status: StatusCode,
+    kind: &str,
+    code: Option<&str>,
+    message: &str,
+) -> Response<Body> {
+    let error = json!({"type": kind, "message": message, "param": null, "code": code});
+    let body = json!({"type": "error", "error": error});
     http::with_type(status, "application/json", body.to_string())
 }

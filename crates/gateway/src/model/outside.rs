@@ -9,6 +9,8 @@
 //! | other server-side tools (`web_search`, `code_execution`) | refused | allowed: they reach no host of the session's choice |
 //! | tools that run in the sandbox | allowed | allowed |
 
+mod openai;
+
 use std::fmt;
 
 use reqwest::Url;
@@ -20,6 +22,7 @@ use serde::{
     },
 };
 
+use super::route::Endpoint;
 use crate::{ledger::ResolvedPolicy, policy};
 
 /// Types of tools that the agent runs itself, or that reach nothing; followed by a version.
@@ -37,8 +40,20 @@ pub(super) enum OutsideError {
     NotAllowed(String),
 }
 
-/// Checks a request of the Messages API.
-pub(super) fn check(body: &[u8], policy: &ResolvedPolicy) -> Result<(), OutsideError> {
+/// Checks a request.
+pub(super) fn check(
+    endpoint: Endpoint,
+    body: &[u8],
+    policy: &ResolvedPolicy,
+) -> Result<(), OutsideError> {
+    match endpoint {
+        Endpoint::Messages | Endpoint::CountTokens => check_messages(body, policy),
+        Endpoint::Responses | Endpoint::Chat => openai::check(body, policy),
+        Endpoint::Models => Ok(()),
+    }
+}
+
+fn check_messages(body: &[u8], policy: &ResolvedPolicy) -> Result<(), OutsideError> {
     let request: OutsideRequest = serde_json::from_slice(body)
         .map_err(|error| OutsideError::Malformed(format!("the request is malformed: {error}")))?;
     for message in &request.messages {
@@ -214,7 +229,7 @@ mod tests {
     use super::*;
 
     fn refused(request: &Value, policy: &ResolvedPolicy) -> Option<String> {
-        match check(request.to_string().as_bytes(), policy) {
+        match check_messages(request.to_string().as_bytes(), policy) {
             Ok(()) => None,
             Err(OutsideError::NotAllowed(name) | OutsideError::Malformed(name)) => Some(name),
         }
@@ -311,7 +326,7 @@ mod tests {
         let block = (0..50).fold("0".to_owned(), |inner, _| format!(r#"[{{"content":{inner}}}]"#));
         for content in [list, block] {
             let body = format!(r#"{{"messages":[{{"content":{content}}}]}}"#);
-            let refused = check(body.as_bytes(), &trusted());
+            let refused = check_messages(body.as_bytes(), &trusted());
             assert!(matches!(refused, Err(OutsideError::Malformed(_))), "{refused:?}");
         }
     }
@@ -330,7 +345,7 @@ mod tests {
             r#"{"messages":[{"content":[{"source":{"type":"base64","type":"url"}}]}]}"#.to_owned(),
             r#"{"messages":[{"content":[{"source":{"type":"remote"}}]}]}"#.to_owned(),
         ] {
-            assert!(check(body.as_bytes(), &trusted()).is_err(), "{body}");
+            assert!(check_messages(body.as_bytes(), &trusted()).is_err(), "{body}");
         }
     }
 }

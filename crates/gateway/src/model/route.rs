@@ -13,9 +13,12 @@ pub(super) struct Route {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Endpoint {
+pub(crate) enum Endpoint {
     Messages,
     CountTokens,
+    Responses,
+    Chat,
+    Models,
 }
 
 impl Route {
@@ -35,6 +38,10 @@ impl Route {
         let endpoint = match (method, target) {
             (&Method::POST, "/messages") => Endpoint::Messages,
             (&Method::POST, "/messages/count_tokens") => Endpoint::CountTokens,
+            (&Method::POST, "/responses") => Endpoint::Responses,
+            (&Method::POST, "/chat/completions") => Endpoint::Chat,
+            (&Method::GET, "/models") => Endpoint::Models,
+            (&Method::GET, one) if one.starts_with("/models/") => Endpoint::Models,
             _ => return None,
         };
         let target = query.map_or_else(|| target.to_owned(), |query| format!("{target}?{query}"));
@@ -44,11 +51,18 @@ impl Route {
 
 impl Endpoint {
     pub(super) const fn is_served_by(self, kind: UpstreamKind) -> bool {
+        use UpstreamKind::{Anthropic, Openai, OpenaiChat, Scripted};
         match self {
-            Self::Messages | Self::CountTokens => {
-                matches!(kind, UpstreamKind::Anthropic | UpstreamKind::Scripted)
-            }
+            Self::Messages | Self::CountTokens => matches!(kind, Anthropic | Scripted),
+            Self::Responses => matches!(kind, Openai),
+            Self::Chat => matches!(kind, Openai | OpenaiChat),
+            Self::Models => !matches!(kind, Scripted),
         }
+    }
+
+    /// Whether a call uses tokens.
+    pub(super) const fn uses_tokens(self) -> bool {
+        matches!(self, Self::Messages | Self::Responses | Self::Chat)
     }
 }
 
@@ -83,5 +97,7 @@ mod tests {
         }
         let default = UpstreamName::anthropic();
         assert_eq!(Route::parse(&Method::GET, "/v1/messages", None, &default), None);
+        let models = Route::parse(&Method::GET, "/openai/v1/models/gpt", None, &default).unwrap();
+        assert_eq!((models.endpoint, models.target.as_str()), (Endpoint::Models, "/models/gpt"));
     }
 }

@@ -328,7 +328,7 @@ async fn stream(actions: Vec<StreamAction>, reply: Reply) -> CallResult {
     if reply.send(Ok(response)).is_err() {
         return CallResult::unused(CLIENT_GONE);
     }
-    let mut meter = Meter::new("text/event-stream");
+    let mut meter = Meter::new(Endpoint::Messages, "text/event-stream", 0);
     for action in actions {
         if !run(action, &sender, &mut meter).await {
             break;

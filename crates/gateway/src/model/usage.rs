@@ -1,15 +1,24 @@
-//! Counts the tokens of a response of the Anthropic API while it is forwarded. Changes no bytes.
+//! Counts the tokens of a response while it is forwarded. Changes no bytes. The four counts mean the
+//! same for all APIs: input is what was neither read from a cache nor written to one.
+
+mod anthropic;
+mod openai;
 
 use harvest_proto::event::Usage;
-use serde::Deserialize;
+
+use super::route::Endpoint;
 
 // A longer line contains content, never token counts; it is skipped.
 const MAX_LINE_BYTES: usize = 256 * 1024;
 // A JSON response is buffered until its end; a longer one is not counted. The API's output limit is
 // far below.
 const MAX_JSON_BYTES: usize = 8 * 1024 * 1024;
+// The last event of the Responses API repeats the whole response, and has the token counts.
+const MAX_RESPONSES_LINE_BYTES: usize = MAX_JSON_BYTES;
 // Rough estimate for English text, for connections that broke before the count arrived.
 const BYTES_PER_TOKEN: u64 = 4;
+// An estimate of the input is no more than a usual context window: a request may contain images.
+const MAX_ESTIMATED_INPUT: u64 = 200_000;
 // Far above any model's context window. An upstream may claim any number, and sums must not
 // overflow.
 const MAX_CALL_TOKENS: u64 = 100_000_000;
@@ -26,158 +35,119 @@ pub(crate) fn bounded(claimed: Usage) -> Usage {
 
 /// Reads a response.
 #[derive(Debug)]
-pub(crate) enum Meter {
+pub(crate) struct Meter {
+    endpoint: Endpoint,
+    request_bytes: u64,
+    body: MeteredBody,
+}
+
+#[derive(Debug)]
+enum MeteredBody {
     Events(Events),
     Json(Vec<u8>),
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Events {
+struct Events {
     line: Vec<u8>,
     skipping: bool,
-    counted: Counts,
+    counts: anthropic::Counts,
+    tally: Tally,
+}
+
+/// What a stream has said so far.
+#[derive(Debug, Default)]
+struct Tally {
+    usage: Usage,
+    /// Whether the usage is final.
     closed: bool,
     content_bytes: u64,
 }
 
+impl Tally {
+    fn close(&mut self, usage: Usage) {
+        (self.usage, self.closed) = (usage, true);
+    }
+}
+
 impl Meter {
-    pub(crate) fn new(content_type: &str) -> Self {
-        match content_type.starts_with("text/event-stream") {
-            true => Self::Events(Events::default()),
-            false => Self::Json(Vec::new()),
-        }
+    pub(crate) fn new(endpoint: Endpoint, content_type: &str, request_bytes: usize) -> Self {
+        let body = match content_type.starts_with("text/event-stream") {
+            true => MeteredBody::Events(Events::default()),
+            false => MeteredBody::Json(Vec::new()),
+        };
+        Self { endpoint, request_bytes: request_bytes as u64, body }
     }
 
     /// Reads more of the response.
     pub(crate) fn observe(&mut self, bytes: &[u8]) {
-        match self {
-            Self::Events(events) => events.observe(bytes),
-            Self::Json(kept) if kept.len() + bytes.len() <= MAX_JSON_BYTES => {
+        match &mut self.body {
+            MeteredBody::Events(events) => events.observe(self.endpoint, bytes),
+            MeteredBody::Json(kept) if kept.len() + bytes.len() <= MAX_JSON_BYTES => {
                 kept.extend_from_slice(bytes)
             }
-            Self::Json(_) => {}
+            MeteredBody::Json(_) => {}
         }
     }
 
     /// Tokens of the response so far.
     pub(crate) fn usage(&self) -> Usage {
-        match self {
-            Self::Events(events) => events.usage(),
-            Self::Json(kept) => serde_json::from_slice::<Message>(kept)
-                .map(|message| message.usage.into())
-                .unwrap_or_default(),
-        }
-    }
-}
-
-impl Events {
-    fn observe(&mut self, bytes: &[u8]) {
-        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
-            if !self.skipping {
-                self.line.extend_from_slice(piece);
+        match &self.body {
+            MeteredBody::Events(events) => self.estimated(&events.tally),
+            MeteredBody::Json(kept) => match self.endpoint {
+                Endpoint::Messages => anthropic::json(kept),
+                Endpoint::Responses => openai::responses_json(kept),
+                Endpoint::Chat => openai::chat_json(kept),
+                Endpoint::CountTokens | Endpoint::Models => None,
             }
-            if self.line.len() > MAX_LINE_BYTES {
-                self.content_bytes += self.line.len() as u64;
-                (self.skipping, self.line) = (true, Vec::new());
-            }
-            if piece.ends_with(b"\n") {
-                let line = std::mem::take(&mut self.line);
-                self.skipping = false;
-                self.end_of_line(&line);
-            }
+            .unwrap_or_default(),
         }
     }
 
-    fn end_of_line(&mut self, line: &[u8]) {
-        let Some(data) = line.strip_prefix(b"data:") else { return };
-        match serde_json::from_slice::<Event>(data) {
-            Ok(Event::MessageStart { message }) => self.counted.replace(message.usage),
-            Ok(Event::MessageDelta { usage }) => {
-                self.counted.replace(usage);
-                self.closed = true;
+    // Only Anthropic counts the input at the beginning of a stream.
+    fn estimated(&self, tally: &Tally) -> Usage {
+        let mut usage = tally.usage;
+        if !tally.closed {
+            let output = tally.content_bytes.div_ceil(BYTES_PER_TOKEN);
+            usage.output_tokens = usage.output_tokens.max(output);
+            if self.endpoint != Endpoint::Messages {
+                let input = self.request_bytes.div_ceil(BYTES_PER_TOKEN);
+                usage.input_tokens = input.min(MAX_ESTIMATED_INPUT);
             }
-            Ok(Event::ContentBlockDelta { delta }) => self.content_bytes += delta.bytes(),
-            Ok(Event::Other) | Err(_) => {}
-        }
-    }
-
-    fn usage(&self) -> Usage {
-        let mut usage = Usage::from(self.counted);
-        if !self.closed {
-            usage.output_tokens =
-                usage.output_tokens.max(self.content_bytes.div_ceil(BYTES_PER_TOKEN));
         }
         usage
     }
 }
 
-#[derive(Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
-enum Event {
-    MessageStart {
-        message: Message,
-    },
-    MessageDelta {
-        #[serde(default)]
-        usage: Counts,
-    },
-    ContentBlockDelta {
-        delta: Delta,
-    },
-    #[serde(other)]
-    Other,
-}
-
-#[derive(Deserialize)]
-struct Message {
-    #[serde(default)]
-    usage: Counts,
-}
-
-#[derive(Deserialize)]
-struct Delta {
-    #[serde(default)]
-    text: String,
-    #[serde(default)]
-    thinking: String,
-    #[serde(default)]
-    partial_json: String,
-}
-
-impl Delta {
-    fn bytes(&self) -> u64 {
-        (self.text.len() + self.thinking.len() + self.partial_json.len()) as u64
+impl Events {
+    fn observe(&mut self, endpoint: Endpoint, bytes: &[u8]) {
+        let max = match endpoint {
+            Endpoint::Responses => MAX_RESPONSES_LINE_BYTES,
+            _ => MAX_LINE_BYTES,
+        };
+        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+            if !self.skipping {
+                self.line.extend_from_slice(piece);
+            }
+            if self.line.len() > max {
+                self.tally.content_bytes += self.line.len() as u64;
+                (self.skipping, self.line) = (true, Vec::new());
+            }
+            if piece.ends_with(b"\n") {
+                let line = std::mem::take(&mut self.line);
+                self.skipping = false;
+                self.end_of_line(endpoint, &line);
+            }
+        }
     }
-}
 
-// The API omits or nulls unchanged counts; the others are totals, not increments.
-#[derive(Debug, Clone, Copy, Default, Deserialize)]
-#[serde(default)]
-struct Counts {
-    input_tokens: Option<u64>,
-    output_tokens: Option<u64>,
-    cache_read_input_tokens: Option<u64>,
-    cache_creation_input_tokens: Option<u64>,
-}
-
-impl Counts {
-    fn replace(&mut self, newer: Self) {
-        self.input_tokens = newer.input_tokens.or(self.input_tokens);
-        self.output_tokens = newer.output_tokens.or(self.output_tokens);
-        self.cache_read_input_tokens =
-            newer.cache_read_input_tokens.or(self.cache_read_input_tokens);
-        self.cache_creation_input_tokens =
-            newer.cache_creation_input_tokens.or(self.cache_creation_input_tokens);
-    }
-}
-
-impl From<Counts> for Usage {
-    fn from(counts: Counts) -> Self {
-        Self {
-            input_tokens: counts.input_tokens.unwrap_or(0),
-            output_tokens: counts.output_tokens.unwrap_or(0),
-            cache_read_tokens: counts.cache_read_input_tokens.unwrap_or(0),
-            cache_write_tokens: counts.cache_creation_input_tokens.unwrap_or(0),
+    fn end_of_line(&mut self, endpoint: Endpoint, line: &[u8]) {
+        let Some(data) = line.strip_prefix(b"data:") else { return };
+        match endpoint {
+            Endpoint::Messages => anthropic::event(data, &mut self.counts, &mut self.tally),
+            Endpoint::Responses => openai::responses_event(data, &mut self.tally),
+            Endpoint::Chat => openai::chat_event(data, &mut self.tally),
+            Endpoint::CountTokens | Endpoint::Models => {}
         }
     }
 }
@@ -195,10 +165,73 @@ mod tests {
         data: {\"type\":\"message_delta\",\"delta\":{},\"usage\":{\"output_tokens\":42,\"input_tokens\":null}}\n\n\
         data: {\"type\":\"message_stop\"}\n\n";
 
-    fn meter(stream: &str) -> Meter {
-        let mut meter = Meter::new("text/event-stream; charset=utf-8");
+    const RESPONSES: &str = "event: response.created\n\
+        data: {\"type\":\"response.created\",\"response\":{\"id\":\"r\",\"usage\":null}}\n\n\
+        data: {\"type\":\"response.output_text.delta\",\"delta\":\"hello there, you\"}\n\n\
+        data: {\"type\":\"response.function_call_arguments.delta\",\"delta\":\"{}\"}\n\n\
+        data: {\"type\":\"response.completed\",\"response\":{\"output\":[],\"usage\":{\"input_tokens\":20,\"input_tokens_details\":{\"cached_tokens\":5,\"cache_write_tokens\":3},\"output_tokens\":42,\"total_tokens\":62}}}\n\n";
+
+    const CHAT: &str = "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"hello there, you\"}}],\"usage\":null}\n\n\
+        data: {\"choices\":[{\"delta\":{\"tool_calls\":[{\"index\":0,\"function\":{\"arguments\":\"{}\"}}]}}]}\n\n\
+        data: {\"choices\":[],\"usage\":{\"prompt_tokens\":20,\"prompt_tokens_details\":{\"cached_tokens\":5,\"cache_write_tokens\":3},\"completion_tokens\":42}}\n\n\
+        data: [DONE]\n\n";
+
+    fn meter_of(endpoint: Endpoint, stream: &str) -> Meter {
+        let mut meter = Meter::new(endpoint, "text/event-stream; charset=utf-8", 400);
         meter.observe(stream.as_bytes());
         meter
+    }
+
+    fn meter(stream: &str) -> Meter {
+        meter_of(Endpoint::Messages, stream)
+    }
+
+    const OPENAI: [(Endpoint, &str); 2] =
+        [(Endpoint::Responses, RESPONSES), (Endpoint::Chat, CHAT)];
+
+    #[test]
+    fn openai_input_excludes_tokens_of_cache() {
+        let expected = Usage {
+            input_tokens: 12,
+            output_tokens: 42,
+            cache_read_tokens: 5,
+            cache_write_tokens: 3,
+        };
+        for (endpoint, stream) in OPENAI {
+            assert_eq!(meter_of(endpoint, stream).usage(), expected, "{endpoint:?}");
+            // The last event with token counts, as a response that is not streamed.
+            let last = stream.lines().rfind(|line| line.contains("42")).unwrap();
+            let json = last.trim_start_matches("data: ");
+            let json: serde_json::Value = serde_json::from_str(json).unwrap();
+            let json = json.get("response").unwrap_or(&json).to_string();
+            let mut meter = Meter::new(endpoint, "application/json", 400);
+            meter.observe(json.as_bytes());
+            assert_eq!(meter.usage(), expected, "{endpoint:?}");
+        }
+    }
+
+    #[test]
+    fn truncated_openai_stream_is_estimated() {
+        for (endpoint, stream) in OPENAI {
+            let cut = stream.find("42").unwrap();
+            let usage = meter_of(endpoint, &stream[..cut]).usage();
+            // 400 bytes of the request, 18 of content.
+            assert_eq!((usage.input_tokens, usage.output_tokens), (100, 5), "{endpoint:?}");
+        }
+    }
+
+    #[test]
+    fn inconsistent_openai_counts_do_not_underflow() {
+        let more = RESPONSES.replace("\"cached_tokens\":5", "\"cached_tokens\":500");
+        let usage = meter_of(Endpoint::Responses, &more).usage();
+        assert_eq!((usage.input_tokens, usage.cache_read_tokens), (0, 500));
+    }
+
+    #[test]
+    fn long_last_event_of_responses_is_counted() {
+        let output = format!("\"output\":[\"{}\"]", "x".repeat(MAX_LINE_BYTES));
+        let long = RESPONSES.replace("\"output\":[]", &output);
+        assert_eq!(meter_of(Endpoint::Responses, &long).usage().output_tokens, 42);
     }
 
     #[test]
@@ -220,7 +253,7 @@ mod tests {
 
     #[test]
     fn json_response_is_counted_at_its_end() {
-        let mut meter = Meter::new("application/json");
+        let mut meter = Meter::new(Endpoint::Messages, "application/json", 400);
         for piece in [
             r#"{"content":[],"usa"#,
             r#"ge":{"input_tokens":3,"output_tokens":7,"cache_creation_input_tokens":9}}"#,
@@ -247,7 +280,7 @@ mod tests {
     fn endless_line_is_not_buffered() {
         let mut meter = meter("");
         (0..64).for_each(|_| meter.observe(&[b'x'; 64 * 1024]));
-        let Meter::Events(events) = &meter else { unreachable!() };
+        let MeteredBody::Events(events) = &meter.body else { unreachable!() };
         assert!(events.line.len() <= MAX_LINE_BYTES);
         meter.observe(format!("\n{STREAM}").as_bytes());
         assert_eq!(meter.usage().output_tokens, 42);
@@ -256,14 +289,16 @@ mod tests {
     proptest! {
         #[test]
         fn chunking_does_not_change_usage(cuts in prop::collection::vec(1usize..40, 1..60)) {
-            let (mut whole, mut rest) = (meter(""), STREAM.as_bytes());
-            for cut in cuts.iter().cycle() {
-                let (piece, more) = rest.split_at((*cut).min(rest.len()));
-                whole.observe(piece);
-                rest = more;
-                if rest.is_empty() { break; }
+            for (endpoint, stream) in OPENAI.into_iter().chain([(Endpoint::Messages, STREAM)]) {
+                let (mut whole, mut rest) = (meter_of(endpoint, ""), stream.as_bytes());
+                for cut in cuts.iter().cycle() {
+                    let (piece, more) = rest.split_at((*cut).min(rest.len()));
+                    whole.observe(piece);
+                    rest = more;
+                    if rest.is_empty() { break; }
+                }
+                prop_assert_eq!(whole.usage(), meter_of(endpoint, stream).usage());
             }
-            prop_assert_eq!(whole.usage(), meter(STREAM).usage());
         }
     }
 }

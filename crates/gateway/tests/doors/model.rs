@@ -1,5 +1,6 @@
 //! The model door with the scripted upstream and with a fake Anthropic API.
 
+mod openai;
 mod outside;
 mod redaction;
 mod upstreams;
@@ -301,10 +302,12 @@ async fn call_refused_by_ledger_is_invalid_request() {
     };
     let agent = Agent::new(ledger, GatewayConfig::default(), UpstreamName::scripted()).await;
     let (status, body) = agent.json(&request(&[user("hi")], true)).await;
-    assert_eq!(status, 400);
-    let expected =
-        json!({"type": "invalid_request_error", "message": "the budget of 5 USD is used up"});
-    assert_eq!(body, json!({"type": "error", "error": expected}));
+    assert_eq!((status, &body["type"]), (400, &json!("error")));
+    let error = &body["error"];
+    assert_eq!(error["type"], "invalid_request_error");
+    assert_eq!(error["message"], "the budget of 5 USD is used up");
+    // Clients of OpenAI take this code as final.
+    assert_eq!(error["code"], "insufficient_quota");
 }
 
 const EVENTS: [&str; 4] = [
