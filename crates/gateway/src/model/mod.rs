@@ -6,7 +6,6 @@
 //! `chat/completions` and `models`.
 
 mod chat_usage;
-mod conversation;
 mod forward;
 mod outside;
 mod route;

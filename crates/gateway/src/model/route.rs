@@ -54,9 +54,9 @@ impl Endpoint {
         use UpstreamKind::{Anthropic, Openai, OpenaiChat, Scripted};
         match self {
             Self::Messages | Self::CountTokens => matches!(kind, Anthropic | Scripted),
-            Self::Responses => matches!(kind, Openai),
-            Self::Chat => matches!(kind, Openai | OpenaiChat),
-            Self::Models => !matches!(kind, Scripted),
+            Self::Responses => matches!(kind, Openai | Scripted),
+            Self::Chat => matches!(kind, Openai | OpenaiChat | Scripted),
+            Self::Models => true,
         }
     }
 

@@ -3,6 +3,7 @@
 mod openai;
 mod outside;
 mod redaction;
+mod scripted;
 mod upstreams;
 
 use std::{

@@ -4,7 +4,8 @@
 //! A script is a JSON array after a line's prefix `script:`; it may span lines, and the first one
 //! in a prompt counts. Each element is a step: an object, or a list of objects. For the model a
 //! step is one response and the list its content blocks, so a step without a tool call ends the
-//! turn. The agent runs all steps.
+//! turn. The agent runs all steps. One script is for all agents: a step becomes a call of the tool
+//! that the agent has for it, by whatever name; without one for files, of its shell.
 //!
 //! | step | what the model or the agent does |
 //! |---|---|
@@ -13,9 +14,9 @@
 //! | `{"bash": "make test"}` | calls the shell tool |
 //! | `{"write": {"path": "a", "content": "x"}}` | calls the tool that writes a file |
 //! | `{"read": "a"}` | calls the tool that reads a file |
-//! | `{"edit": {"path": "a", "old": "x", "new": "y"}}` | calls the tool that edits a file |
+//! | `{"edit": {"path": "a", "old": "x", "new": "y"}}` | calls the tool that edits a file; for agents that patch, whole lines |
 //! | `{"ask": {"question": "Which?", "options": ["a", "b"]}}` | asks the user |
-//! | `{"tool": {"name": "Glob", "input": {}}}` | calls a tool by name, whether or not it was offered |
+//! | `{"tool": {"name": "Glob", "input": {}}}` | calls a tool by name, whether or not it was offered; `mcp__SERVER__TOOL` is found by every agent's name of it |
 //! | `{"error": {"status": 529, "type": "overloaded_error", "message": "…", "times": 2}}` | fails that many times, then continues with the rest of the response |
 //! | `{"hang": 30}` | is silent for that many seconds |
 //! | `{"drop": true}` | closes the connection in mid-response, once or the given number of times |

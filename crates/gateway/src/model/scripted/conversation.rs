@@ -1,8 +1,7 @@
-//! Parses an agent's request as a conversation: the user's last prompt, the number of responses
-//! since, and the offered tools. Lenient: unknown content is ignored.
+//! An agent's request as a conversation, the same for all protocols: the user's last prompt, the
+//! number of responses since, and the offered tools.
 
 use harvest_proto::script::Script;
-use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 const REMINDER: (&str, &str) = ("<system-reminder>", "</system-reminder>");
@@ -10,42 +9,41 @@ const AUXILIARY_TEXT: &str = "Scripted title";
 // Deeper than any agent's schema; bounds the recursion.
 const MAX_SCHEMA_DEPTH: usize = 8;
 
-/// A request to the Messages API, as far as scripts need it.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+/// A request, as far as scripts need it.
+#[derive(Debug, Default)]
 pub(super) struct Conversation {
     pub(super) model: String,
     pub(super) stream: bool,
-    messages: Vec<Message>,
+    /// Whether the agent has asked for token counts of a streamed response; only Chat Completions
+    /// has the choice.
+    pub(super) include_usage: bool,
+    pub(super) history: Vec<HistoryItem>,
     pub(super) tools: Vec<Tool>,
-    output_config: Option<Value>,
-    output_format: Option<Value>,
+    /// The JSON schema that the response must match.
+    pub(super) schema: Option<Value>,
 }
 
-#[derive(Debug, Deserialize)]
-struct Message {
-    role: String,
-    content: Content,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Content {
-    Text(String),
-    Blocks(Vec<Value>),
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Tool {
     pub(super) name: String,
-    input_schema: Value,
+    /// The Responses API groups tools, for example by MCP server.
+    pub(super) namespace: Option<String>,
+    pub(super) kind: ToolKind,
+    pub(super) schema: Value,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum ToolKind {
+    #[default]
+    Function,
+    /// Takes a text instead of arguments; only in the Responses API.
+    Custom,
 }
 
 impl Tool {
     /// The first of these arguments that the tool has.
     pub(super) fn argument<'a>(&self, candidates: &[&'a str]) -> Option<&'a str> {
-        let properties = self.input_schema.get("properties")?;
+        let properties = self.schema.get("properties")?;
         candidates.iter().copied().find(|name| properties.get(name).is_some())
     }
 }
@@ -63,8 +61,8 @@ pub(super) struct NextStep {
     pub(super) earlier: usize,
 }
 
-#[derive(Debug, PartialEq, Eq)]
-enum HistoryItem {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum HistoryItem {
     User(String),
     ToolResult,
     Assistant,
@@ -72,8 +70,8 @@ enum HistoryItem {
 
 impl Conversation {
     pub(super) fn next_step(&self) -> NextStep {
-        let history = self.history();
-        let Some(position) = last_prompt(&history) else {
+        let history = &self.history;
+        let Some(position) = last_prompt(history) else {
             return NextStep { prompt: String::new(), step: 0, position: 0, earlier: 0 };
         };
         let HistoryItem::User(prompt) = &history[position] else {
@@ -100,42 +98,16 @@ impl Conversation {
         if !self.tools.is_empty() {
             return None;
         }
-        let formats = [&self.output_config, &self.output_format].into_iter().flatten();
-        let schema =
-            formats.filter_map(|given| given.get("format").unwrap_or(given).get("schema")).next();
         Some(
-            schema
+            self.schema
+                .as_ref()
                 .map_or_else(|| AUXILIARY_TEXT.to_owned(), |schema| sample(schema, 0).to_string()),
         )
     }
-
-    fn history(&self) -> Vec<HistoryItem> {
-        self.messages.iter().flat_map(Message::history).collect()
-    }
 }
 
-impl Message {
-    fn history(&self) -> Vec<HistoryItem> {
-        match self.role.as_str() {
-            "assistant" => vec![HistoryItem::Assistant],
-            "user" => match &self.content {
-                Content::Text(text) => user_text(text).into_iter().collect(),
-                Content::Blocks(blocks) => blocks.iter().filter_map(block_item).collect(),
-            },
-            _ => Vec::new(),
-        }
-    }
-}
-
-fn block_item(block: &Value) -> Option<HistoryItem> {
-    match block.get("type")?.as_str()? {
-        "tool_result" => Some(HistoryItem::ToolResult),
-        "text" => user_text(block.get("text")?.as_str()?),
-        _ => None,
-    }
-}
-
-fn user_text(text: &str) -> Option<HistoryItem> {
+/// A text of the user, without what agents add to it; `None` when nothing is left.
+pub(super) fn user_text(text: &str) -> Option<HistoryItem> {
     let (mut kept, mut rest) = (String::new(), text);
     while let Some((before, reminder)) = rest.split_once(REMINDER.0) {
         kept.push_str(before);
@@ -200,12 +172,14 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::model::{route::Endpoint, scripted::requests};
+
+    fn parse(request: &Value) -> Conversation {
+        requests::parse(Endpoint::Messages, request.to_string().as_bytes()).unwrap()
+    }
 
     fn conversation(messages: Value) -> Conversation {
-        serde_json::from_value(
-            json!({"model": "m", "messages": messages, "tools": [{"name": "Bash"}]}),
-        )
-        .unwrap()
+        parse(&json!({"model": "m", "messages": messages, "tools": [{"name": "Bash"}]}))
     }
 
     fn user(text: &str) -> Value {
@@ -269,12 +243,10 @@ mod tests {
     fn request_without_tools_gets_matching_value() {
         let schema = json!({"type": "object", "required": ["title", "kind"], "properties": {
             "title": {"type": "string"}, "kind": {"enum": ["a", "b"]}, "more": {"type": "string"}}});
-        let plain: Conversation = serde_json::from_value(json!({"messages": []})).unwrap();
+        let plain = parse(&json!({"messages": []}));
         assert_eq!(plain.auxiliary().unwrap(), AUXILIARY_TEXT);
-        let structured: Conversation = serde_json::from_value(
-            json!({"output_config": {"format": {"type": "json_schema", "schema": schema}}}),
-        )
-        .unwrap();
+        let format = json!({"format": {"type": "json_schema", "schema": schema}});
+        let structured = parse(&json!({"output_config": format}));
         assert_eq!(structured.auxiliary().unwrap(), r#"{"kind":"a","title":"Scripted title"}"#);
     }
 
