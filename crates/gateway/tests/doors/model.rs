@@ -4,6 +4,7 @@ mod openai;
 mod outside;
 mod redaction;
 mod scripted;
+mod sdks;
 mod upstreams;
 
 use std::{
