@@ -24,7 +24,7 @@ use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 use door::Door;
 pub use door::DoorObserver;
 pub use git::{RemoteUrlError, normalize_remote_url};
-use harvest_proto::api::ModelService;
+use harvest_proto::api::{ModelService, ServiceModels};
 pub use harvest_proto::script::{Script, ScriptError, ScriptRule};
 use ledger::{DoorPolicy, Ledger};
 pub use listener::{DoorHandle, DoorListener, DoorSocket, DoorStream};
@@ -74,6 +74,12 @@ impl Gateway {
             services.push(upstream.service(name, self.shared.ledger.as_ref()).await);
         }
         services
+    }
+
+    /// The model services and the models that each lists now.
+    pub async fn models(&self) -> Vec<ServiceModels> {
+        let list = |(name, upstream)| model::list_models(&self.shared, name, upstream);
+        futures_util::future::join_all(self.shared.config.upstreams.iter().map(list)).await
     }
 
     /// Opens a sandbox's door: serves its connections until the handle is dropped. Its events go

@@ -163,6 +163,8 @@ pub(crate) enum Command {
     /// Store secrets that only the gateway uses
     #[command(subcommand)]
     Secret(SecretCommand),
+    /// List the models that sessions can use
+    Models,
     /// Show which names sandboxes may connect to
     #[command(subcommand)]
     Net(NetCommand),

@@ -7,7 +7,10 @@ use harvest_gateway::{
     DoorListener, DoorObserver, Gateway,
     ledger::{DoorPolicy, GitAccess},
 };
-use harvest_proto::{BranchName, api::ModelService};
+use harvest_proto::{
+    BranchName,
+    api::{ModelService, ServiceModels},
+};
 
 /// Opens doors for sandboxes, and looks at git remotes as they do.
 #[async_trait]
@@ -35,6 +38,11 @@ pub trait Doors: Send + Sync {
     async fn model_services(&self) -> Vec<ModelService> {
         ModelService::built_in()
     }
+
+    /// The model services and the models that each lists now.
+    async fn models(&self) -> Vec<ServiceModels> {
+        Vec::new()
+    }
 }
 
 #[async_trait]
@@ -58,5 +66,9 @@ impl Doors for Gateway {
 
     async fn model_services(&self) -> Vec<ModelService> {
         Self::model_services(self).await
+    }
+
+    async fn models(&self) -> Vec<ServiceModels> {
+        Self::models(self).await
     }
 }

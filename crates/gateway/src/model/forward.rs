@@ -96,7 +96,7 @@ fn secrets(key: &Credential) -> Vec<&Secret<String>> {
 
 fn request(call: &Call, key: &Credential, body: Bytes) -> Result<reqwest::Request, String> {
     let name = &call.route.upstream;
-    let url = reqwest::Url::parse(&call.url())
+    let url = reqwest::Url::parse(&call.upstream.url_of(&call.route.target))
         .map_err(|_| format!("the configured URL of the model service `{name}` is invalid"))?;
     let mut request = reqwest::Request::new(call.method.clone(), url);
     let mut headers = http::forwarded_headers(&call.headers, &NOT_FORWARDED);

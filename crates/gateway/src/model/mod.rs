@@ -5,6 +5,7 @@
 //! session's model, `/UPSTREAM/v1/messages` for the one of that name. Likewise `responses`,
 //! `chat/completions` and `models`.
 
+mod catalog;
 mod chat_usage;
 mod forward;
 mod outside;
@@ -32,6 +33,7 @@ use crate::{
     http::{self, Abort, Body},
 };
 
+pub(crate) use catalog::list as list_models;
 use outside::OutsideError;
 use route::{Endpoint, Route};
 pub(crate) use scripted::FailureCounts;
@@ -197,13 +199,6 @@ impl Call {
         if let Ok(name) = HeaderValue::from_str(&self.route.upstream) {
             headers.insert(UPSTREAM, name);
         }
-    }
-
-    /// The URL at the upstream.
-    fn url(&self) -> String {
-        let base = self.upstream.url.trim_end_matches('/');
-        let version = if self.upstream.kind == UpstreamKind::Anthropic { "/v1" } else { "" };
-        format!("{base}{version}{}", self.route.target)
     }
 
     /// The requested model; empty when the request has none.

@@ -116,6 +116,13 @@ impl Upstream {
         }
     }
 
+    /// The URL of a path that follows `/v1` at the model door.
+    pub(super) fn url_of(&self, target: &str) -> String {
+        let base = self.url.trim_end_matches('/');
+        let version = if self.kind == UpstreamKind::Anthropic { "/v1" } else { "" };
+        format!("{base}{version}{target}")
+    }
+
     /// The service as the API lists it.
     pub(crate) async fn service(&self, name: &UpstreamName, ledger: &dyn Ledger) -> ModelService {
         let mut key = match self.secret_names().next() {

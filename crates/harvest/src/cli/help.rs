@@ -31,7 +31,7 @@ pub(crate) const TOPICS: &[(&str, &[&str])] = &[
         ],
     ),
     ("History and changes", &["turns", "diff", "logs", "events", "pr"]),
-    ("Repositories and access", &["repo", "secret", "net", "token"]),
+    ("Repositories and access", &["repo", "secret", "models", "net", "token"]),
     ("Sandboxes", &["exec", "shell", "cp", "sandbox"]),
     ("Storage", &["image", "snapshot", "volume", "df", "gc"]),
     ("Settings and scripts", &["config", "api", "completion"]),
@@ -84,6 +84,7 @@ const EXAMPLES: &[(&str, &str)] = &[
     ("secret set", "harvest secret set ANTHROPIC_API_KEY < key.txt"),
     ("secret ls", "harvest secret ls"),
     ("secret rm", "harvest secret rm GIT_TOKEN"),
+    ("models", "harvest models"),
     ("net ls", "harvest net ls -r me/app"),
     (
         "token create",

@@ -42,7 +42,8 @@ pub(crate) struct RunArgs {
     /// [default: claude]
     #[arg(short, long, value_name = "NAME", value_parser = words::<AgentName>(AgentName::WORDS))]
     pub(crate) agent: Option<AgentName>,
-    /// The model; `scripted` needs no account and no key
+    /// The model: NAME, SERVICE/NAME as `harvest models` lists them, or `scripted`, which needs
+    /// no account and no key
     #[arg(short, long)]
     pub(crate) model: Option<ModelRef>,
     /// The network policy: `none` or `trusted`

@@ -29,7 +29,7 @@ pub use exec::{ExecLine, ExecRequest, Language};
 pub use images::{
     CreateImage, Image, ImageConfig, ImageLayer, ImageLine, ImageSource, ImageUsage, ImageUsers,
 };
-pub use models::{KeySource, ModelService, UnusableModel};
+pub use models::{KeySource, ModelService, ServiceModels, UnusableModel};
 pub use network::{AllowedName, NameSource, NetworkRules};
 pub use prompts::{CreatePrompt, MovePrompt, Prompt, PromptStatus, Turn};
 pub use repositories::{

@@ -24,6 +24,19 @@ pub struct ModelService {
     pub key: KeySource,
 }
 
+/// A model service and the models it lists.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ServiceModels {
+    /// The service.
+    pub service: ModelService,
+    /// Names of its models; empty without a key.
+    pub models: Vec<String>,
+    /// Why the service listed none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+}
+
 impl ModelService {
     /// The built-in services, all usable: for tests without a gateway.
     #[must_use]

@@ -1,7 +1,8 @@
-//! `/v1/model-services`: the model services and where their keys come from. No route returns a key.
+//! `/v1/model-services` and `/v1/models`: the model services, where their keys come from, and their
+//! models. No route returns a key.
 
 use axum::extract::State;
-use harvest_proto::api::{ModelService, Page};
+use harvest_proto::api::{ModelService, Page, ServiceModels};
 
 use crate::{
     ServerState,
@@ -11,7 +12,7 @@ use crate::{
 };
 
 pub(super) fn routes() -> Routes<ServerState> {
-    routes![model_service_list: Read]
+    routes![model_service_list: Read, model_list: Read]
 }
 
 /// Lists the model services, and where the key of each comes from.
@@ -19,4 +20,11 @@ pub(super) fn routes() -> Routes<ServerState> {
     responses((status = 200, body = Page<ModelService>, description = "The model services")))]
 async fn model_service_list(State(state): State<ServerState>) -> JsonResult<Page<ModelService>> {
     Ok(page(state.sessions.model_services().await))
+}
+
+/// Lists the model services with their models. Asks each service that has its key.
+#[utoipa::path(get, path = "/v1/models", tag = "models",
+    responses((status = 200, body = Page<ServiceModels>, description = "The services and their models")))]
+async fn model_list(State(state): State<ServerState>) -> JsonResult<Page<ServiceModels>> {
+    Ok(page(state.sessions.models().await))
 }

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, HashSet};
 use harvest_proto::{
     AgentName, BranchName, EventBody, Hint as _, ModelRef, SessionId, SnapshotId,
     api::{
-        AddRepository, CreateSession, ModelService, Repository, Session, UnusableModel,
-        UseRepository,
+        AddRepository, CreateSession, ModelService, Repository, ServiceModels, Session,
+        UnusableModel, UseRepository,
     },
     bridge::Author,
     repository_name::InvalidRepositoryRef,
@@ -91,6 +91,11 @@ impl Sessions {
     /// The model services, and where the key of each comes from.
     pub async fn model_services(&self) -> Vec<ModelService> {
         self.shared.sandboxes.doors.model_services().await
+    }
+
+    /// The model services and the models that each lists now.
+    pub async fn models(&self) -> Vec<ServiceModels> {
+        self.shared.sandboxes.doors.models().await
     }
 
     /// Refuses a session whose first model call would fail.

@@ -22,6 +22,7 @@ mod inside;
 mod keys_and_budget;
 mod live_terminal;
 mod many_sessions;
+mod models;
 mod names_and_addresses;
 mod network;
 mod opencode;

@@ -119,6 +119,37 @@ async fn model_list_is_forwarded_without_budget() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn services_with_a_key_list_their_models() {
+    let (agent, seen) = agent(UpstreamKind::Openai, with_key()).await;
+    let listed = agent.door.gateway.models().await;
+    let models: Vec<_> = listed
+        .iter()
+        .map(|one| (one.service.name.as_str(), one.models.as_slice(), one.problem.as_deref()))
+        .collect();
+    let (gpt, scripted) = (["gpt".to_owned()], ["scripted".to_owned()]);
+    let expected = [
+        ("anthropic", &[][..], None),
+        ("openai", &gpt[..], None),
+        ("scripted", &scripted[..], None),
+    ];
+    assert_eq!(models, expected);
+    let (uri, headers, _) = seen.lock().unwrap().remove(0);
+    assert_eq!(
+        (uri.as_str(), &headers["authorization"]),
+        ("/api/v1/models", &format!("Bearer {OPENAI_KEY}").parse().unwrap())
+    );
+    let unreachable =
+        Agent::new(anthropic_key(), at("http://127.0.0.1:1"), UpstreamName::anthropic()).await;
+    let problem = unreachable.door.gateway.models().await[0].problem.clone();
+    assert_eq!(problem.as_deref(), Some("cannot be reached from this machine"));
+}
+
+fn anthropic_key() -> RecordingLedger {
+    let secrets = HashMap::from([("ANTHROPIC_API_KEY", KEY)]);
+    RecordingLedger { secrets, ..RecordingLedger::default() }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn unserved_protocol_and_missing_key_are_explained() {
     let (agent, seen) = agent(UpstreamKind::OpenaiChat, RecordingLedger::default()).await;
     for (path, status, words) in [
