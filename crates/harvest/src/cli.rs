@@ -160,6 +160,9 @@ pub(crate) enum Command {
     /// Register and prebuild repositories
     #[command(subcommand)]
     Repo(RepoCommand),
+    /// Show, move and clear what agents remembered about a repository
+    #[command(subcommand)]
+    Memory(MemoryCommand),
     /// Store secrets that only the gateway uses
     #[command(subcommand)]
     Secret(SecretCommand),
@@ -275,6 +278,38 @@ pub(crate) enum RepoCommand {
     Rm {
         /// The repository: OWNER/NAME, or NAME if only one has it
         name: RepositoryRef,
+        /// Remove without asking
+        #[arg(short, long)]
+        yes: bool,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum MemoryCommand {
+    /// Print what agents remembered
+    Show {
+        /// The repository: OWNER/NAME, or NAME if only one has it
+        repository: RepositoryRef,
+    },
+    /// Replace the memory by a file of the MCP memory server
+    Import {
+        /// The repository: OWNER/NAME, or NAME if only one has it
+        repository: RepositoryRef,
+        /// The JSONL file, or `-` for standard input
+        file: PathBuf,
+        /// Replace what is there without asking
+        #[arg(short, long)]
+        yes: bool,
+    },
+    /// Print the memory as a file of the MCP memory server (JSONL)
+    Export {
+        /// The repository: OWNER/NAME, or NAME if only one has it
+        repository: RepositoryRef,
+    },
+    /// Remove everything that agents remembered
+    Clear {
+        /// The repository: OWNER/NAME, or NAME if only one has it
+        repository: RepositoryRef,
         /// Remove without asking
         #[arg(short, long)]
         yes: bool,

@@ -119,6 +119,7 @@ impl From<StoreError> for SessionError {
                 what: format!("{what} already exists"),
                 hint: "use another name, or the existing one".into(),
             },
+            StoreError::TooLarge { what } => Self::Invalid { code: "too_large", what },
             StoreError::LeaseLost | StoreError::Closed => Self::Stopped,
             other => Self::Store(other),
         }

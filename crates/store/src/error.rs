@@ -21,6 +21,9 @@ pub enum StoreError {
     NotFound { what: String },
     #[error("{what} already exists")]
     Exists { what: String },
+    /// A value is longer than the store accepts, or a table would become larger.
+    #[error("{what}")]
+    TooLarge { what: String },
     #[error("{}", still_used(what, *sessions))]
     InUse { what: String, sessions: u64 },
     /// An outbox number is not the successor of the last stored one.

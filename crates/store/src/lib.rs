@@ -1,7 +1,7 @@
-//! The database: sessions, prompts, turns, events, snapshots, repositories, tokens and leases, in a
-//! file (SQLite) or on a server (PostgreSQL). One writer task commits all waiting requests in one
-//! transaction; readers have their own connections. Both databases get the same SQL; `dialect.rs`
-//! has the few differences.
+//! The database: sessions, prompts, turns, events, snapshots, repositories, memory, tokens and
+//! leases, in a file (SQLite) or on a server (PostgreSQL). One writer task commits all waiting
+//! requests in one transaction; readers have their own connections. Both databases get the same
+//! SQL; `dialect.rs` has the few differences.
 //!
 //! The store enforces three rules: a session's events are numbered without gaps or repeats, at most
 //! one prompt of a session is dispatched, and a server that lost its lease writes nothing more. It
@@ -22,6 +22,7 @@ mod group_commit;
 mod idempotency;
 mod job;
 mod leases;
+mod memory;
 mod meta;
 mod prompts;
 mod pull_requests;
@@ -48,6 +49,7 @@ pub use database::{DatabaseUrl, DatabaseUrlError};
 pub use error::StoreError;
 pub use idempotency::Claim;
 pub use leases::Lease;
+pub use memory::MemoryObservations;
 pub use prompts::NewPrompt;
 pub use removals::Removal;
 pub use sessions::{

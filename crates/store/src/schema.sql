@@ -202,6 +202,32 @@ CREATE INDEX builds_of_repository ON builds (repository, started_at);
 
 CREATE UNIQUE INDEX builds_one_at_a_time ON builds (repository) WHERE status = 'building';
 
+CREATE TABLE memory_entities (
+    repository TEXT NOT NULL REFERENCES repositories (name) ON DELETE CASCADE,
+    name TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    position BIGINT NOT NULL,
+    PRIMARY KEY (repository, name)
+);
+
+CREATE TABLE memory_observations (
+    repository TEXT NOT NULL,
+    entity TEXT NOT NULL,
+    position BIGINT NOT NULL,
+    text TEXT NOT NULL,
+    PRIMARY KEY (repository, entity, position),
+    FOREIGN KEY (repository, entity) REFERENCES memory_entities (repository, name) ON DELETE CASCADE
+);
+
+CREATE TABLE memory_relations (
+    repository TEXT NOT NULL REFERENCES repositories (name) ON DELETE CASCADE,
+    source TEXT NOT NULL,
+    target TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    position BIGINT NOT NULL,
+    PRIMARY KEY (repository, source, target, kind)
+);
+
 CREATE TABLE removals (
     kind TEXT NOT NULL,
     id TEXT NOT NULL,

@@ -19,6 +19,7 @@ mod help;
 mod image;
 mod logs;
 mod ls;
+mod memory;
 mod models;
 mod net;
 mod pause;
@@ -99,6 +100,7 @@ pub(crate) async fn run(ctx: &Invocation, command: Option<Command>) -> Result<u8
         Command::Repo(verb) => repo::run(ctx, verb).await,
         Command::Secret(verb) => secret::run(ctx, &verb).await,
         Command::Models => models::run(ctx).await,
+        Command::Memory(verb) => memory::run(ctx, verb).await,
         Command::Net(verb) => net::run(ctx, &verb).await,
         Command::Token(verb) => token::run(ctx, verb).await,
         Command::Api(args) => api::run(ctx, args).await,

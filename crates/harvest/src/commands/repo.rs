@@ -62,8 +62,11 @@ pub(crate) async fn run(ctx: &Invocation, verb: RepoCommand) -> Result<u8> {
         RepoCommand::Rm { name, yes } => {
             let Repository { name, url, .. } = client.repository(&name).await?;
             let copied = url.starts_with(&format!("{}/forge/", client.url()));
-            let branches = if copied { " and all branches on the local forge" } else { "" };
-            confirm::removal(ctx.print, yes, &format!("{name} with its builds{branches}"))?;
+            let rest = match copied {
+                true => ", its memory and all branches on the local forge",
+                false => " and its memory",
+            };
+            confirm::removal(ctx.print, yes, &format!("{name} with its builds{rest}"))?;
             client.delete(&format!("/v1/repositories/{name}")).await.map_err(|error| {
                 match error.downcast::<ApiRefusal>() {
                     Ok(ApiRefusal(problem)) if problem.code == "in_use" => {

@@ -6,6 +6,7 @@ mod disks;
 mod doctor;
 mod exec;
 mod images;
+mod memory;
 mod models;
 mod network;
 mod prompts;
@@ -29,6 +30,7 @@ pub use exec::{ExecLine, ExecRequest, Language};
 pub use images::{
     CreateImage, Image, ImageConfig, ImageLayer, ImageLine, ImageSource, ImageUsage, ImageUsers,
 };
+pub use memory::{MemoryEntity, MemoryFileError, MemoryGraph, MemoryRelation};
 pub use models::{KeySource, ModelService, ServiceModels, UnusableModel};
 pub use network::{AllowedName, NameSource, NetworkRules};
 pub use prompts::{CreatePrompt, MovePrompt, Prompt, PromptStatus, Turn};

@@ -6,6 +6,7 @@ mod events;
 mod exec;
 mod files;
 mod health;
+mod memory;
 mod models;
 mod network;
 mod prompts;
@@ -47,6 +48,7 @@ pub(crate) fn routes() -> Routes<ServerState> {
         pty::routes(),
         pull_requests::routes(),
         repositories::routes(),
+        memory::routes(),
         network::routes(),
         models::routes(),
         secrets::routes(),

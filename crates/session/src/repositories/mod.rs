@@ -5,6 +5,7 @@
 mod check;
 mod door_policy;
 mod evidence;
+mod memory;
 
 use std::{sync::Arc, time::Duration};
 

@@ -10,6 +10,7 @@ mod faults;
 mod group_commit;
 mod history;
 mod leases;
+mod memory;
 mod prompts;
 mod records;
 mod rest;

@@ -1,0 +1,410 @@
+//! The memory of a repository: entities with observations, and relations between them. The changes
+//! are those of the stock MCP memory server; unlike there, an entity and each of its observations
+//! exist once even if one request repeats them.
+
+use std::collections::{HashMap, HashSet};
+
+use harvest_proto::{
+    RepositoryName,
+    api::{MemoryEntity, MemoryGraph, MemoryRelation},
+};
+
+use crate::{DbConnection, DbRow, Store, StoreError, job::JobFuture, reserve::OnFullDisk, row};
+
+// PostgreSQL refuses an index entry of more than 2,704 bytes, and relations are indexed by three
+// names and the repository's.
+const MAX_NAME_BYTES: usize = 512;
+const MAX_OBSERVATION_BYTES: usize = 8 * 1024;
+// A graph is read as a whole, by agents too, and fits into the body of one request.
+const MAX_GRAPH_CHARACTERS: u64 = 256 * 1024;
+// What a row adds to the characters of its texts when the graph is written as JSON.
+const SIZE: &str = "SELECT CAST(COALESCE(SUM(size), 0) AS BIGINT) AS size FROM (
+     SELECT LENGTH(name) + LENGTH(kind) + 50 AS size FROM memory_entities WHERE repository = $1
+     UNION ALL SELECT LENGTH(text) + 3 FROM memory_observations WHERE repository = $1
+     UNION ALL SELECT LENGTH(source) + LENGTH(target) + LENGTH(kind) + 50
+     FROM memory_relations WHERE repository = $1) AS sizes";
+
+/// Observations about one entity.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemoryObservations {
+    pub entity: String,
+    pub contents: Vec<String>,
+}
+
+impl Store {
+    /// The memory of a repository; empty for an unknown one.
+    pub async fn memory_read(
+        &self,
+        repository: &RepositoryName,
+    ) -> Result<MemoryGraph, StoreError> {
+        // One statement reads one state of the three tables.
+        let query = sqlx::query(
+            "SELECT CAST(1 AS BIGINT) AS part, name AS a, kind AS b, '' AS c, position FROM memory_entities WHERE repository = $1
+             UNION ALL SELECT CAST(2 AS BIGINT), entity, text, '', position FROM memory_observations WHERE repository = $1
+             UNION ALL SELECT CAST(3 AS BIGINT), source, target, kind, position FROM memory_relations WHERE repository = $1
+             ORDER BY 1, 5",
+        )
+        .bind(repository.to_string());
+        let rows: Vec<(i64, [String; 3])> = self.all(query, read).await?;
+        let mut graph = MemoryGraph::default();
+        let mut index = HashMap::new();
+        for (part, [a, b, c]) in rows {
+            match part {
+                1 => {
+                    index.insert(a.clone(), graph.entities.len());
+                    let entity = MemoryEntity { name: a, entity_type: b, observations: Vec::new() };
+                    graph.entities.push(entity);
+                }
+                2 => {
+                    let entity = index.get(&a).and_then(|at: &usize| graph.entities.get_mut(*at));
+                    entity.into_iter().for_each(|entity| entity.observations.push(b.clone()));
+                }
+                _ => graph.relations.push(MemoryRelation { from: a, to: b, relation_type: c }),
+            }
+        }
+        Ok(graph)
+    }
+
+    /// Replaces the memory of a repository. Entities of the same name are merged.
+    pub async fn memory_replace(
+        &self,
+        repository: &RepositoryName,
+        graph: MemoryGraph,
+    ) -> Result<(), StoreError> {
+        self.memory_change(repository, OnFullDisk::Refuse, |mut memory| {
+            Box::pin(async move {
+                memory.clear().await?;
+                for entity in &graph.entities {
+                    if memory.create_entity(entity).await?.is_none() {
+                        memory.observe(&entity.name, &entity.observations).await?;
+                    }
+                }
+                memory.create_relations(graph.relations).await?;
+                memory.check_size().await
+            })
+        })
+        .await
+    }
+
+    /// Deletes the memory of a repository.
+    pub async fn memory_clear(&self, repository: &RepositoryName) -> Result<(), StoreError> {
+        self.memory_change(repository, OnFullDisk::UseReserve, |mut memory| {
+            Box::pin(async move { memory.clear().await })
+        })
+        .await
+    }
+
+    /// Creates the entities whose names are new, and returns them.
+    pub async fn memory_create_entities(
+        &self,
+        repository: &RepositoryName,
+        entities: Vec<MemoryEntity>,
+    ) -> Result<Vec<MemoryEntity>, StoreError> {
+        self.memory_change(repository, OnFullDisk::Refuse, |mut memory| {
+            Box::pin(async move {
+                let mut created = Vec::new();
+                for entity in &entities {
+                    created.extend(memory.create_entity(entity).await?);
+                }
+                memory.check_size().await?;
+                Ok(created)
+            })
+        })
+        .await
+    }
+
+    /// Creates the relations that do not exist yet, and returns them.
+    pub async fn memory_create_relations(
+        &self,
+        repository: &RepositoryName,
+        relations: Vec<MemoryRelation>,
+    ) -> Result<Vec<MemoryRelation>, StoreError> {
+        self.memory_change(repository, OnFullDisk::Refuse, |mut memory| {
+            Box::pin(async move {
+                let created = memory.create_relations(relations).await?;
+                memory.check_size().await?;
+                Ok(created)
+            })
+        })
+        .await
+    }
+
+    /// Adds observations to existing entities; returns those that are new. All or none are added.
+    pub async fn memory_add_observations(
+        &self,
+        repository: &RepositoryName,
+        observations: Vec<MemoryObservations>,
+    ) -> Result<Vec<MemoryObservations>, StoreError> {
+        self.memory_change(repository, OnFullDisk::Refuse, |mut memory| {
+            Box::pin(async move {
+                let mut added = Vec::new();
+                for MemoryObservations { entity, contents } in observations {
+                    let entity = name(&entity)?;
+                    if !memory.has_entity(&entity).await? {
+                        return Err(StoreError::missing(format!("entity `{entity}`")));
+                    }
+                    let contents = memory.observe(&entity, &contents).await?;
+                    added.push(MemoryObservations { entity, contents });
+                }
+                memory.check_size().await?;
+                Ok(added)
+            })
+        })
+        .await
+    }
+
+    /// Deletes entities, and the relations from and to these names.
+    pub async fn memory_delete_entities(
+        &self,
+        repository: &RepositoryName,
+        names: Vec<String>,
+    ) -> Result<(), StoreError> {
+        self.memory_change(repository, OnFullDisk::Try, |mut memory| {
+            Box::pin(async move {
+                for name in names {
+                    memory
+                        .execute(
+                            "DELETE FROM memory_entities WHERE repository = $1 AND name = $2",
+                            [&name],
+                        )
+                        .await?;
+                    memory
+                        .execute(
+                            "DELETE FROM memory_relations WHERE repository = $1 AND (source = $2 OR target = $2)",
+                            [&name],
+                        )
+                        .await?;
+                }
+                Ok(())
+            })
+        })
+        .await
+    }
+
+    /// Deletes observations; unknown ones are ignored.
+    pub async fn memory_delete_observations(
+        &self,
+        repository: &RepositoryName,
+        observations: Vec<MemoryObservations>,
+    ) -> Result<(), StoreError> {
+        self.memory_change(repository, OnFullDisk::Try, |mut memory| {
+            Box::pin(async move {
+                for MemoryObservations { entity, contents } in observations {
+                    for text in contents {
+                        memory
+                            .execute(
+                                "DELETE FROM memory_observations WHERE repository = $1 AND entity = $2 AND text = $3",
+                                [&entity, &text],
+                            )
+                            .await?;
+                    }
+                }
+                Ok(())
+            })
+        })
+        .await
+    }
+
+    /// Deletes relations; unknown ones are ignored.
+    pub async fn memory_delete_relations(
+        &self,
+        repository: &RepositoryName,
+        relations: Vec<MemoryRelation>,
+    ) -> Result<(), StoreError> {
+        self.memory_change(repository, OnFullDisk::Try, |mut memory| {
+            Box::pin(async move {
+                for MemoryRelation { from, to, relation_type } in relations {
+                    memory
+                        .execute(
+                            "DELETE FROM memory_relations WHERE repository = $1 AND source = $2 AND target = $3 AND kind = $4",
+                            [&from, &to, &relation_type],
+                        )
+                        .await?;
+                }
+                Ok(())
+            })
+        })
+        .await
+    }
+
+    /// Runs one change in the next transaction, if the repository exists.
+    async fn memory_change<T, F>(
+        &self,
+        repository: &RepositoryName,
+        on_full_disk: OnFullDisk,
+        change: F,
+    ) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: for<'c> FnOnce(MemoryWriter<'c>) -> JobFuture<'c, T> + Send + 'static,
+    {
+        let repository = repository.to_string();
+        self.writer
+            .run_on(on_full_disk, move |connection| {
+                Box::pin(async move {
+                    let known = sqlx::query("SELECT name FROM repositories WHERE name = $1")
+                        .bind(repository.clone())
+                        .fetch_optional(&mut *connection)
+                        .await?;
+                    if known.is_none() {
+                        return Err(StoreError::missing(format!("repository `{repository}`")));
+                    }
+                    change(MemoryWriter { connection, repository }).await
+                })
+            })
+            .await
+    }
+}
+
+/// The memory of one repository inside a transaction.
+struct MemoryWriter<'c> {
+    connection: &'c mut DbConnection,
+    repository: String,
+}
+
+impl MemoryWriter<'_> {
+    /// Runs a statement whose first value is the repository; returns the number of changed rows.
+    async fn execute<const N: usize>(
+        &mut self,
+        sql: &'static str,
+        values: [&str; N],
+    ) -> Result<u64, StoreError> {
+        let query = sqlx::query(sql).bind(self.repository.clone());
+        let query = values
+            .into_iter()
+            .fold(query, |query, value| query.bind(row::replace_nul(value.to_owned())));
+        Ok(query.execute(&mut *self.connection).await?.rows_affected())
+    }
+
+    async fn clear(&mut self) -> Result<(), StoreError> {
+        self.execute("DELETE FROM memory_entities WHERE repository = $1", []).await?;
+        self.execute("DELETE FROM memory_relations WHERE repository = $1", []).await?;
+        Ok(())
+    }
+
+    async fn has_entity(&mut self, entity: &str) -> Result<bool, StoreError> {
+        let found =
+            sqlx::query("SELECT name FROM memory_entities WHERE repository = $1 AND name = $2")
+                .bind(self.repository.clone())
+                .bind(entity.to_owned())
+                .fetch_optional(&mut *self.connection)
+                .await?;
+        Ok(found.is_some())
+    }
+
+    /// Creates an entity, unless there is one of this name.
+    async fn create_entity(
+        &mut self,
+        entity: &MemoryEntity,
+    ) -> Result<Option<MemoryEntity>, StoreError> {
+        let (name, kind) = (name(&entity.name)?, name(&entity.entity_type)?);
+        let created = self
+            .execute(
+                "INSERT INTO memory_entities (repository, name, kind, position) VALUES ($1, $2, $3,
+                 (SELECT COALESCE(MAX(position), 0) + 1 FROM memory_entities WHERE repository = $1))
+                 ON CONFLICT (repository, name) DO NOTHING",
+                [&name, &kind],
+            )
+            .await?;
+        if created == 0 {
+            return Ok(None);
+        }
+        let observations = self.observe(&name, &entity.observations).await?;
+        Ok(Some(MemoryEntity { name, entity_type: kind, observations }))
+    }
+
+    async fn create_relations(
+        &mut self,
+        relations: Vec<MemoryRelation>,
+    ) -> Result<Vec<MemoryRelation>, StoreError> {
+        let mut new = Vec::new();
+        for MemoryRelation { from, to, relation_type } in relations {
+            let (from, to, relation_type) = (name(&from)?, name(&to)?, name(&relation_type)?);
+            let created = self
+                .execute(
+                    "INSERT INTO memory_relations (repository, source, target, kind, position)
+                     VALUES ($1, $2, $3, $4,
+                     (SELECT COALESCE(MAX(position), 0) + 1 FROM memory_relations WHERE repository = $1))
+                     ON CONFLICT (repository, source, target, kind) DO NOTHING",
+                    [&from, &to, &relation_type],
+                )
+                .await?;
+            if created > 0 {
+                new.push(MemoryRelation { from, to, relation_type });
+            }
+        }
+        Ok(new)
+    }
+
+    /// Adds the observations that an entity does not have yet, and returns them.
+    async fn observe(
+        &mut self,
+        entity: &str,
+        contents: &[String],
+    ) -> Result<Vec<String>, StoreError> {
+        let rows = sqlx::query(
+            "SELECT text, position FROM memory_observations WHERE repository = $1 AND entity = $2",
+        )
+        .bind(self.repository.clone())
+        .bind(entity.to_owned())
+        .fetch_all(&mut *self.connection)
+        .await?;
+        let (mut known, mut last) = (HashSet::new(), 0);
+        for row in &rows {
+            known.insert(row::text(row, "text")?);
+            last = last.max(row::count::<i64>(row, "position")?);
+        }
+        let mut added = Vec::new();
+        for text in contents {
+            let text = bounded("an observation", text, MAX_OBSERVATION_BYTES)?;
+            if !known.insert(text.clone()) {
+                continue;
+            }
+            last += 1;
+            sqlx::query(
+                "INSERT INTO memory_observations (repository, entity, position, text) VALUES ($1, $2, $3, $4)",
+            )
+            .bind(self.repository.clone())
+            .bind(entity.to_owned())
+            .bind(last)
+            .bind(text.clone())
+            .execute(&mut *self.connection)
+            .await?;
+            added.push(text);
+        }
+        Ok(added)
+    }
+
+    /// Refuses a change that made the graph too large.
+    async fn check_size(&mut self) -> Result<(), StoreError> {
+        let query = sqlx::query(SIZE).bind(self.repository.clone());
+        let size: u64 = row::count(&query.fetch_one(&mut *self.connection).await?, "size")?;
+        if size <= MAX_GRAPH_CHARACTERS {
+            return Ok(());
+        }
+        let what = format!(
+            "the memory of `{}` would exceed {MAX_GRAPH_CHARACTERS} characters; delete entities or \
+             observations that are no longer needed",
+            self.repository
+        );
+        Err(StoreError::TooLarge { what })
+    }
+}
+
+/// A name or type within its limit.
+fn name(text: &str) -> Result<String, StoreError> {
+    bounded("a name or type in memory", text, MAX_NAME_BYTES)
+}
+
+fn bounded(what: &str, text: &str, max: usize) -> Result<String, StoreError> {
+    let text = row::replace_nul(text.to_owned());
+    match text.len() <= max {
+        true => Ok(text),
+        false => Err(StoreError::TooLarge { what: format!("{what} has at most {max} bytes") }),
+    }
+}
+
+fn read(row: &DbRow) -> Result<(i64, [String; 3]), StoreError> {
+    let texts = [row::text(row, "a")?, row::text(row, "b")?, row::text(row, "c")?];
+    Ok((row::count(row, "part")?, texts))
+}
