@@ -11,7 +11,10 @@ use harvest_proto::{EventBody, RepositoryName};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-use crate::{Shared, ledger::DoorPolicy};
+use crate::{
+    Shared,
+    ledger::{DoorPolicy, Tools},
+};
 
 // Refusals are rate-limited so that a loop in the sandbox cannot fill the session's history: each
 // name once a minute, and at most this many names.
@@ -28,10 +31,12 @@ pub(crate) struct Door {
     pub(crate) shared: Arc<Shared>,
     pub(crate) policy: DoorPolicy,
     observer: Option<DoorObserver>,
+    /// The session's tools; a door that belongs to no session has none.
+    pub(crate) tools: Option<Arc<dyn Tools>>,
     /// Cancelled when the door closes.
     pub(crate) closed: CancellationToken,
     refusals: Mutex<Refusals>,
-    /// Memory for bodies of model calls, in KiB.
+    /// Memory for bodies of model and tool calls, in KiB.
     pub(crate) body_memory_kib: Arc<Semaphore>,
 }
 
@@ -40,11 +45,13 @@ impl Door {
         shared: Arc<Shared>,
         policy: DoorPolicy,
         observer: Option<DoorObserver>,
+        tools: Option<Arc<dyn Tools>>,
     ) -> Self {
         Self {
             shared,
             policy,
             observer,
+            tools,
             closed: CancellationToken::new(),
             refusals: Mutex::default(),
             body_memory_kib: Arc::new(Semaphore::new(BODY_MEMORY_KIB)),

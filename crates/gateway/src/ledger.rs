@@ -26,6 +26,26 @@ pub trait Ledger: Send + Sync {
     async fn log(&self, session: &SessionId, event: EventBody);
 }
 
+/// The tools of a session, which its agent calls at the tools door.
+#[async_trait]
+pub trait Tools: Send + Sync {
+    /// The tools as MCP describes them, with `name`, `description` and `inputSchema`.
+    fn list(&self) -> Vec<serde_json::Value>;
+
+    /// Calls a tool; `None` when there is none of this name.
+    async fn call(&self, name: &str, arguments: serde_json::Value) -> Option<ToolResult>;
+}
+
+/// What a tool returns to the agent.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ToolResult {
+    pub text: String,
+    /// The same for programs.
+    pub structured: Option<serde_json::Value>,
+    /// The call failed; the text says why, and what to do.
+    pub failed: bool,
+}
+
 /// Why a model call is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]

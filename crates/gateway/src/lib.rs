@@ -2,7 +2,7 @@
 //! It holds the secrets, so that no sandbox has to.
 //!
 //! `listener` reads the request of a connection, `policy` decides whether it is allowed, and
-//! `model`, `git` or `egress` handles it. Permissions and accounting belong to the
+//! `model`, `git`, `mcp` or `egress` handles it. Permissions and accounting belong to the
 //! [`ledger::Ledger`]; the gateway keeps no state across a restart.
 #![forbid(unsafe_code)]
 
@@ -12,6 +12,7 @@ mod git;
 mod http;
 pub mod ledger;
 mod listener;
+mod mcp;
 mod model;
 mod policy;
 mod private_hosts;
@@ -26,7 +27,7 @@ pub use door::DoorObserver;
 pub use git::{RemoteUrlError, normalize_remote_url};
 use harvest_proto::api::{ModelService, ServiceModels};
 pub use harvest_proto::script::{Script, ScriptError, ScriptRule};
-use ledger::{DoorPolicy, Ledger};
+use ledger::{DoorPolicy, Ledger, Tools};
 pub use listener::{DoorHandle, DoorListener, DoorSocket, DoorStream};
 pub use model::{Upstream, UpstreamError, Upstreams};
 pub use private_hosts::PrivateHosts;
@@ -83,13 +84,15 @@ impl Gateway {
     }
 
     /// Opens a sandbox's door: serves its connections until the handle is dropped. Its events go
-    /// to the observer if there is one, else to the ledger. Must be called within a tokio runtime.
+    /// to the observer if there is one, else to the ledger. Without tools there is no tools door.
+    /// Must be called within a tokio runtime.
     pub fn open(
         &self,
         listener: Box<dyn DoorListener>,
         policy: DoorPolicy,
         observer: Option<DoorObserver>,
+        tools: Option<Arc<dyn Tools>>,
     ) -> DoorHandle {
-        DoorHandle::open(Door::new(Arc::clone(&self.shared), policy, observer), listener)
+        DoorHandle::open(Door::new(Arc::clone(&self.shared), policy, observer, tools), listener)
     }
 }

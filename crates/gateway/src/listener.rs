@@ -1,5 +1,5 @@
 //! A sandbox's door. Each connection starts with one line that says what it is for; this file
-//! dispatches it to `model`, `git` or `egress`.
+//! dispatches it to `model`, `git`, `mcp` or `egress`.
 
 use std::{
     fs, io,
@@ -14,7 +14,7 @@ use std::{
 
 use async_trait::async_trait;
 use futures_util::FutureExt as _;
-use harvest_proto::door::{DoorReply, DoorRequest, GIT_NAME, MAX_LINE_BYTES, MODEL_NAME};
+use harvest_proto::door::{DoorReply, DoorRequest, GIT_NAME, MAX_LINE_BYTES, MCP_NAME, MODEL_NAME};
 use tokio::{
     io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader},
     net::UnixListener,
@@ -22,7 +22,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{door::Door, egress, git, http, model, policy, private_hosts};
+use crate::{door::Door, egress, git, http, mcp, model, policy, private_hosts};
 
 /// A connection from a sandbox, with the bytes that followed its first line.
 type Stream = BufReader<Box<dyn DoorStream>>;
@@ -183,10 +183,14 @@ async fn connect(door: Arc<Door>, mut stream: Stream, name: &str, port: u16) {
         if stream.write_all(&line(&DoorReply::Open)).await.is_err() {
             return;
         }
-        let model = policy::normalize(name).as_deref() == Some(MODEL_NAME);
-        return match model {
-            true => http::serve(stream, |request| model::answer(Arc::clone(&door), request)).await,
-            false => http::serve(stream, |request| git::answer(Arc::clone(&door), request)).await,
+        return match policy::normalize(name).as_deref() {
+            Some(MODEL_NAME) => {
+                http::serve(stream, |request| model::answer(Arc::clone(&door), request)).await
+            }
+            Some(MCP_NAME) => {
+                http::serve(stream, |request| mcp::answer(Arc::clone(&door), request)).await
+            }
+            _ => http::serve(stream, |request| git::answer(Arc::clone(&door), request)).await,
         };
     }
     let network = &door.policy.network;
@@ -218,7 +222,8 @@ async fn connect(door: Arc<Door>, mut stream: Stream, name: &str, port: u16) {
 }
 
 fn is_gateway_name(name: &str) -> bool {
-    policy::normalize(name).is_some_and(|name| name == MODEL_NAME || name == GIT_NAME)
+    policy::normalize(name)
+        .is_some_and(|name| [MODEL_NAME, GIT_NAME, MCP_NAME].contains(&name.as_str()))
 }
 
 async fn read_request(stream: &mut Stream) -> io::Result<DoorRequest> {

@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 pub const MODEL_NAME: &str = "model.harvest.internal";
 /// Host name of the git remotes inside a sandbox. Plain HTTP as well.
 pub const GIT_NAME: &str = "git.harvest.internal";
+/// Host name of Harvest's own tools inside a sandbox (MCP). Plain HTTP as well.
+pub const MCP_NAME: &str = "mcp.harvest.internal";
 
 /// Maximum length of a message; a DNS name has at most 253 characters.
 pub const MAX_LINE_BYTES: usize = 1024;

@@ -1,11 +1,11 @@
 //! The trait by which sandboxes get their doors; the gateway implements it.
 
-use std::any::Any;
+use std::{any::Any, sync::Arc};
 
 use async_trait::async_trait;
 use harvest_gateway::{
     DoorListener, DoorObserver, Gateway,
-    ledger::{DoorPolicy, GitAccess},
+    ledger::{DoorPolicy, GitAccess, Tools},
 };
 use harvest_proto::{
     BranchName,
@@ -16,12 +16,13 @@ use harvest_proto::{
 #[async_trait]
 pub trait Doors: Send + Sync {
     /// Serves one sandbox's door until the returned guard is dropped. An observer receives the
-    /// door's events in place of the session in the policy.
+    /// door's events in place of the session in the policy. The tools are those of a session.
     fn open(
         &self,
         listener: Box<dyn DoorListener>,
         policy: DoorPolicy,
         observer: Option<DoorObserver>,
+        tools: Option<Arc<dyn Tools>>,
     ) -> Box<dyn Any + Send>;
 
     /// Checks that a URL is the remote of a git repository. The error is a sentence.
@@ -52,8 +53,9 @@ impl Doors for Gateway {
         listener: Box<dyn DoorListener>,
         policy: DoorPolicy,
         observer: Option<DoorObserver>,
+        tools: Option<Arc<dyn Tools>>,
     ) -> Box<dyn Any + Send> {
-        Box::new(Self::open(self, listener, policy, observer))
+        Box::new(Self::open(self, listener, policy, observer, tools))
     }
 
     async fn check_remote(&self, access: &GitAccess) -> Result<(), String> {

@@ -64,7 +64,7 @@ impl EphemeralSandbox {
         let door = match door {
             Some(EphemeralDoor { policy, observer }) => {
                 let listener = shared.provider.listen(&sandbox).await?;
-                Some(shared.doors.open(listener, policy, observer))
+                Some(shared.doors.open(listener, policy, observer, None))
             }
             None => None,
         };

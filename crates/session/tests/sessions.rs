@@ -36,7 +36,7 @@ use async_trait::async_trait;
 use futures_util::StreamExt;
 use harvest_gateway::{
     DoorListener,
-    ledger::{DoorPolicy, GitAccess, Ledger, ResolvedPolicy},
+    ledger::{DoorPolicy, GitAccess, Ledger, ResolvedPolicy, Tools},
     vault::Vault,
 };
 use harvest_proto::{

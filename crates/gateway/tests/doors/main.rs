@@ -4,6 +4,7 @@
 
 mod egress;
 mod git;
+mod mcp;
 mod model;
 
 use std::{
@@ -17,7 +18,7 @@ use std::{
 use async_trait::async_trait;
 use harvest_gateway::{
     DoorHandle, DoorSocket, Gateway, GatewayConfig,
-    ledger::{DoorPolicy, Ledger, Refusal, ResolvedPolicy},
+    ledger::{DoorPolicy, Ledger, Refusal, ResolvedPolicy, Tools},
 };
 use harvest_proto::{
     EventBody, Secret, SessionId, UpstreamName,
@@ -98,10 +99,20 @@ struct TestDoor {
 
 impl TestDoor {
     fn new(ledger: RecordingLedger, config: GatewayConfig, policy: DoorPolicy) -> Self {
+        Self::with_tools(ledger, config, policy, None)
+    }
+
+    fn with_tools(
+        ledger: RecordingLedger,
+        config: GatewayConfig,
+        policy: DoorPolicy,
+        tools: Option<Arc<dyn Tools>>,
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (ledger, socket) = (Arc::new(ledger), folder.path().join("door.sock"));
         let gateway = Gateway::new(Arc::clone(&ledger) as Arc<dyn Ledger>, config);
-        let handle = gateway.open(Box::new(DoorSocket::bind(&socket).unwrap()), policy, None);
+        let handle =
+            gateway.open(Box::new(DoorSocket::bind(&socket).unwrap()), policy, None, tools);
         Self { ledger, socket, handle, gateway, folder }
     }
 
@@ -164,7 +175,7 @@ async fn door_works_with_long_path_and_removes_socket() {
     let socket = long.join("door.sock");
     std::fs::write(&socket, "stale").unwrap();
     let gateway = Gateway::new(Arc::new(RecordingLedger::default()), GatewayConfig::default());
-    let door = gateway.open(Box::new(DoorSocket::bind(&socket).unwrap()), policy(&[]), None);
+    let door = gateway.open(Box::new(DoorSocket::bind(&socket).unwrap()), policy(&[]), None, None);
     use std::os::unix::fs::PermissionsExt;
     assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o666);
     // A short path, like that of the supervisor.
@@ -182,7 +193,7 @@ async fn newer_door_survives_closing_the_older() {
     let gateway =
         Gateway::new(Arc::clone(&door.ledger) as Arc<dyn Ledger>, GatewayConfig::default());
     let listener = Box::new(DoorSocket::bind(&door.socket).unwrap());
-    let newer = gateway.open(listener, policy(&["example.org"]), None);
+    let newer = gateway.open(listener, policy(&["example.org"]), None, None);
     drop(door.handle);
     let request = DoorRequest::Lookup { name: "example.org".into() };
     assert_eq!(dial(&door.socket, &request).await.0, DoorReply::Open);
@@ -198,7 +209,7 @@ async fn observer_receives_events_instead_of_ledger() {
     let (sender, mut events) = tokio::sync::mpsc::unbounded_channel();
     let observer = Box::new(move |event| sender.send(event).unwrap());
     let listener = Box::new(DoorSocket::bind(&socket).unwrap());
-    let _door = gateway.open(listener, policy(&[]), Some(observer));
+    let _door = gateway.open(listener, policy(&[]), Some(observer), None);
     dial(&socket, &DoorRequest::Lookup { name: "example.org".into() }).await;
     let event = events.recv().await.unwrap();
     let EventBody::EgressRefused { name, hint: Some(hint), .. } = event else {

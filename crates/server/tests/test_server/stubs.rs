@@ -1,9 +1,12 @@
 //! No doors and no forge.
 
-use std::any::Any;
+use std::{any::Any, sync::Arc};
 
 use async_trait::async_trait;
-use harvest_gateway::{DoorListener, DoorObserver, ledger::DoorPolicy};
+use harvest_gateway::{
+    DoorListener, DoorObserver,
+    ledger::{DoorPolicy, Tools},
+};
 use harvest_proto::api::{Evidence, PullRequest};
 use harvest_session::{Doors, Forge, ForgeFailure, PullRequestSpec};
 
@@ -15,6 +18,7 @@ impl Doors for Stubs {
         _: Box<dyn DoorListener>,
         _: DoorPolicy,
         _: Option<DoorObserver>,
+        _: Option<Arc<dyn Tools>>,
     ) -> Box<dyn Any + Send> {
         Box::new(())
     }

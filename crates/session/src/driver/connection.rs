@@ -21,6 +21,7 @@ use crate::{
     history::{HistoryBudget, stored_size},
     repositories::PassSpec,
     sandboxes::{Found, SandboxError},
+    tools::SessionTools,
     wall_clock::now,
 };
 
@@ -236,7 +237,10 @@ impl Driver {
         }
         match door {
             Ok((listener, policy)) => {
-                self.door = Some(self.shared.sandboxes.doors.open(listener, *policy, None));
+                let (session, shared) = (self.id().clone(), Arc::clone(&self.shared));
+                let tools = Arc::new(SessionTools { session, shared });
+                let doors = &self.shared.sandboxes.doors;
+                self.door = Some(doors.open(listener, *policy, None, Some(tools)));
             }
             Err(error) => {
                 let error = error_chain(&error);

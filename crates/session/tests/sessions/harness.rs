@@ -23,6 +23,7 @@ impl Doors for RecordingDoors {
         _: Box<dyn DoorListener>,
         policy: DoorPolicy,
         observer: Option<DoorObserver>,
+        _: Option<Arc<dyn Tools>>,
     ) -> Box<dyn Any + Send> {
         self.0.lock().unwrap().push(policy);
         // A build's door: its sandbox looks up a name that is not allowed.

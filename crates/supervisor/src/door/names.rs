@@ -3,7 +3,7 @@
 
 use std::{cell::RefCell, collections::HashMap, net::Ipv4Addr};
 
-use harvest_proto::door::{GIT_NAME, MODEL_NAME};
+use harvest_proto::door::{GIT_NAME, MCP_NAME, MODEL_NAME};
 
 // 198.18.0.1 is the resolver itself.
 const FIRST: u32 = u32::from_be_bytes([198, 18, 0, 2]);
@@ -27,7 +27,7 @@ impl Default for Names {
     // The gateway's own names resolve even while it is down.
     fn default() -> Self {
         let names = Self { table: RefCell::default() };
-        for name in [MODEL_NAME, GIT_NAME] {
+        for name in [MODEL_NAME, GIT_NAME, MCP_NAME] {
             names.assign(name);
         }
         names
@@ -82,10 +82,10 @@ mod tests {
     #[test]
     fn excess_names_are_rejected() {
         let names = Names::default();
-        for number in 2..MAX_NAMES {
+        for number in 3..MAX_NAMES {
             assert!(names.assign(&format!("{number}.example")).is_some());
         }
         assert_eq!(names.assign("one.too.many"), None);
-        assert!(names.lookup("2.example").is_some());
+        assert!(names.lookup("3.example").is_some());
     }
 }

@@ -1,0 +1,73 @@
+//! The tools that a session's agent calls at the tools door of the gateway. One file per topic; each
+//! tool has a definition, which agents read, and an operation.
+
+mod definition;
+mod memory;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use harvest_gateway::ledger::{ToolResult, Tools};
+use harvest_proto::{Hint, SessionId};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::Value;
+
+use crate::{context::Shared, error::SessionError, error_chain::error_chain};
+
+/// The tools of one session.
+pub(crate) struct SessionTools {
+    pub(crate) session: SessionId,
+    pub(crate) shared: Arc<Shared>,
+}
+
+#[async_trait]
+impl Tools for SessionTools {
+    fn list(&self) -> Vec<Value> {
+        memory::DEFINITIONS.iter().map(|definition| definition.to_json()).collect()
+    }
+
+    async fn call(&self, name: &str, arguments: Value) -> Option<ToolResult> {
+        let result = memory::call(self, name, arguments).await?;
+        Some(result.unwrap_or_else(|error| failure(&error)))
+    }
+}
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ToolError {
+    #[error("invalid arguments: {0}")]
+    Arguments(#[from] serde_json::Error),
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    #[error("{0}")]
+    Refused(String),
+}
+
+impl From<harvest_store::StoreError> for ToolError {
+    fn from(error: harvest_store::StoreError) -> Self {
+        Self::Session(error.into())
+    }
+}
+
+/// The arguments of a tool. Unknown ones are ignored, as by the stock servers.
+fn arguments<T: DeserializeOwned>(arguments: Value) -> Result<T, ToolError> {
+    Ok(serde_json::from_value(arguments)?)
+}
+
+fn failure(error: &ToolError) -> ToolResult {
+    let hint = match error {
+        ToolError::Session(error) => error.hint(),
+        ToolError::Arguments(_) | ToolError::Refused(_) => None,
+    };
+    let text = match hint {
+        Some(hint) => format!("{}; {hint}", error_chain(error)),
+        None => error_chain(error),
+    };
+    ToolResult { text, structured: None, failed: true }
+}
+
+/// A result whose text is a value as JSON.
+fn document(text: &impl Serialize, structured: Value) -> ToolResult {
+    let text = serde_json::to_string_pretty(text).expect("all keys are strings");
+    ToolResult { text, structured: Some(structured), failed: false }
+}
