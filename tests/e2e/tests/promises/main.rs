@@ -41,6 +41,7 @@ mod stop;
 mod storm;
 mod terminals_and_files;
 mod tidy;
+mod tools;
 mod upgrade;
 mod with_and_without_server;
 

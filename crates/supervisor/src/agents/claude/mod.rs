@@ -33,6 +33,10 @@ const ENV: [(&str, &str); 10] = [
     ("IS_SANDBOX", "1"),
 ];
 
+/// Harvest's own tools, at their door.
+const MCP_CONFIG: &str =
+    r#"{"mcpServers":{"harvest":{"type":"http","url":"http://mcp.harvest.internal/mcp"}}}"#;
+
 impl Agent for Claude {
     fn invocation(&mut self, start: &AgentStart<'_>) -> Invocation {
         self.resumes = start.resume;
@@ -88,6 +92,8 @@ fn argv(launch: &AgentLaunch, cwd: &str, resume: bool) -> Vec<String> {
         "--permission-prompt-tool",
         "stdio",
         "--strict-mcp-config",
+        "--mcp-config",
+        MCP_CONFIG,
         "--append-system-prompt",
     ];
     let mut argv: Vec<String> = fixed.map(str::to_owned).into();
@@ -142,7 +148,7 @@ fn uuid(id: &PromptId) -> String {
 
 #[cfg(test)]
 mod tests {
-    use harvest_proto::door::MODEL_NAME;
+    use harvest_proto::door::{MCP_NAME, MODEL_NAME};
 
     use super::*;
 
@@ -150,6 +156,13 @@ mod tests {
     fn model_requests_go_through_the_gateway() {
         let base = ENV.iter().find(|(name, _)| *name == "ANTHROPIC_BASE_URL").unwrap().1;
         assert_eq!(base, format!("http://{MODEL_NAME}"));
+    }
+
+    #[test]
+    fn harvest_tools_are_the_only_mcp_server() {
+        let config: Value = serde_json::from_str(MCP_CONFIG).unwrap();
+        let url = format!("http://{MCP_NAME}/mcp");
+        assert_eq!(config["mcpServers"], json!({ "harvest": { "type": "http", "url": url } }));
     }
 
     #[test]
