@@ -310,6 +310,11 @@ fn default_lines(body: &EventBody, width: usize) -> Vec<String> {
             vec![format!("Refused a push to {repository}: {reason}")]
         }
         EventBody::Warning { message } => vec![format!("warning: {message}")],
+        EventBody::Blocked { criterion, error, needed_action, .. } => vec![
+            format!("Blocked: {criterion}"),
+            format!("  because: {error}"),
+            format!("  needed:  {needed_action}"),
+        ],
         _ => vec![],
     }
 }

@@ -172,6 +172,20 @@ pub enum EventBody {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         answer: Option<String>,
     },
+    /// The agent cannot go on without a person. The session needs input once the turn has ended.
+    Blocked {
+        /// What cannot be fulfilled.
+        criterion: String,
+        /// The error in the way.
+        error: String,
+        /// What the agent tried.
+        attempts: Vec<String>,
+        /// Where the work so far is, such as a pushed commit.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        checkpoint: Option<String>,
+        /// What a person has to do.
+        needed_action: String,
+    },
     /// A model call failed and the agent will retry it.
     Retry {
         /// Number of the next attempt.

@@ -23,6 +23,8 @@ word_enum!(
         Frozen = "frozen",
         /// The agent asked a question.
         Question = "question",
+        /// The agent reported that it cannot go on without a person.
+        Blocked = "blocked",
         /// Paused by a user.
         Paused = "paused",
         /// Paused: a user stopped the start of the sandbox, or a stopped turn did not end in time.

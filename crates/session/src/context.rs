@@ -1,6 +1,6 @@
 //! The context that sessions and their drivers share.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use harvest_proto::api::Session;
 use harvest_store::{Lease, Store};
@@ -8,7 +8,7 @@ use harvest_store::{Lease, Store};
 use crate::{
     error::SessionError, monotonic_clock::MonotonicClock, removals::Removals,
     repositories::Repositories, retention::RetentionEnforcer, sandbox_context::SandboxContext,
-    tasks::Tasks, timeouts::Timeouts,
+    tasks::Tasks, timeouts::Timeouts, tool_host::FindToolHost,
 };
 
 pub(crate) struct Shared {
@@ -22,6 +22,8 @@ pub(crate) struct Shared {
     pub(crate) repositories: Repositories,
     pub(crate) removals: Arc<Removals>,
     pub(crate) retention: Arc<RetentionEnforcer>,
+    /// Set when the sessions are open.
+    pub(crate) tool_host: OnceLock<FindToolHost>,
 }
 
 impl Shared {

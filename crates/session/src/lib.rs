@@ -38,6 +38,7 @@ mod server_parts;
 mod sessions;
 mod tasks;
 pub mod timeouts;
+mod tool_host;
 mod tools;
 mod trees;
 mod wall_clock;

@@ -1,7 +1,7 @@
 //! Builds accounts, repositories, sandboxes and sessions from the dependencies that the binary
 //! provides.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use futures_util::FutureExt;
 use harvest_gateway::{PrivateHosts, vault::Vault};
@@ -153,6 +153,7 @@ async fn shared(
         repositories,
         removals,
         retention: Arc::new(retention),
+        tool_host: OnceLock::new(),
     })
 }
 

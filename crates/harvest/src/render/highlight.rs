@@ -27,6 +27,7 @@ pub(super) fn highlight(style: Palette, body: &EventBody, line: &str) -> String 
         | EventBody::AgentExited { .. } => (line, Palette::fail),
         EventBody::RequestOpened { .. } => (line, Palette::bold),
         EventBody::Warning { .. } => ("warning:", Palette::warn),
+        EventBody::Blocked { .. } => ("Blocked", Palette::warn),
         EventBody::EgressRefused { .. } | EventBody::PushRefused { .. } => {
             ("Refused", Palette::warn)
         }

@@ -165,6 +165,20 @@ fn untrusted_text_cannot_control_the_terminal() {
 }
 
 #[test]
+fn blocked_agent_says_what_it_needs() {
+    let screen = shown(vec![EventBody::Blocked {
+        criterion: "publish the package".into(),
+        error: "403 from the registry".into(),
+        attempts: vec!["npm publish".into()],
+        checkpoint: None,
+        needed_action: "grant the token write access".into(),
+    }]);
+    let expected = "Blocked: publish the package\n  because: 403 from the registry\n  \
+                    needed:  grant the token write access\n";
+    assert_eq!(screen, expected);
+}
+
+#[test]
 fn later_push_updates_the_pull_request() {
     let pull_request = || opened("local/calc", 1, "u");
     assert_eq!(

@@ -50,6 +50,7 @@ impl<'a> Decider<'a> {
             Input::TurnEnded { prompt, outcome } => self.turn_ended(&prompt, outcome),
             Input::RequestOpened { request } => self.request_opened(request),
             Input::RequestClosed { request, answered } => self.request_closed(&request, answered),
+            Input::Blocked => self.state.blocked = self.state.turn().is_some(),
             Input::Captured { snapshot, millis } => self.captured(&snapshot, millis),
             Input::CaptureUnsupported { snapshot } => self.capture_unsupported(&snapshot),
             Input::CaptureFailed { snapshot, detail } => self.capture_failed(&snapshot, detail),
@@ -176,6 +177,7 @@ impl<'a> Decider<'a> {
         let Some(prompt) = self.state.queue.pop_front() else { return };
         let SandboxState::Ready { activity, .. } = &mut self.state.sandbox else { return };
         self.state.turns += 1;
+        self.state.blocked = false;
         let (turn, number) = (self.context.turn.clone(), self.state.turns);
         *activity = Activity::Turn(Turn {
             prompt: prompt.clone(),
@@ -400,6 +402,9 @@ impl<'a> Decider<'a> {
                 show(SessionState::Starting, StateReason::Sandbox)
             }
             SandboxState::Ready { activity, .. } => match activity {
+                Activity::Idle { .. } if self.state.blocked => {
+                    show(SessionState::NeedsInput, StateReason::Blocked)
+                }
                 Activity::Idle { freeze: FreezeState::Frozen, .. } => {
                     show(SessionState::Idle, StateReason::Frozen)
                 }

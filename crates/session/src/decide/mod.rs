@@ -172,6 +172,8 @@ pub enum Input {
         /// Whether a person answered it.
         answered: bool,
     },
+    /// The agent cannot go on without a person.
+    Blocked,
     /// The snapshot after a turn exists.
     Captured {
         snapshot: SnapshotId,

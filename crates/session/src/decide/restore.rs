@@ -41,6 +41,7 @@ impl Decider<'_> {
             self.state.latest_snapshot = Some(snapshot.clone());
             // The snapshot of a turn holds the conversation up to there.
             self.state.has_conversation = true;
+            self.state.blocked = false;
             self.actions.push(Action::Restored { snapshot, turn });
         }
     }

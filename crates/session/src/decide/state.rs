@@ -50,6 +50,8 @@ pub struct State {
     pub retry_at: Option<Timestamp>,
     /// What the next prompt tells the agent about failed checks.
     pub failed_checks: Option<String>,
+    /// The agent reported in the last turn that it cannot go on without a person.
+    pub blocked: bool,
     /// This server shuts down. Not stored: the next server does not.
     #[serde(skip)]
     pub suspending: bool,
@@ -284,6 +286,7 @@ impl State {
             restoring: None,
             retry_at: None,
             failed_checks: None,
+            blocked: false,
             suspending: false,
         }
     }

@@ -25,6 +25,8 @@ pub(crate) enum Command {
     Prompt(Box<PromptCommand>),
     Apply {
         input: Box<Input>,
+        /// Written in the same transaction.
+        writes: Vec<Write>,
         reply: Reply<()>,
     },
     Bridge {
@@ -101,7 +103,15 @@ impl DriverHandle {
     }
 
     pub(crate) async fn apply(&self, input: Input) -> Result<(), SessionError> {
-        self.call(|reply| Command::Apply { input: Box::new(input), reply }).await
+        self.apply_with(input, Vec::new()).await
+    }
+
+    pub(crate) async fn apply_with(
+        &self,
+        input: Input,
+        writes: Vec<Write>,
+    ) -> Result<(), SessionError> {
+        self.call(|reply| Command::Apply { input: Box::new(input), writes, reply }).await
     }
 
     pub(crate) async fn call<T>(

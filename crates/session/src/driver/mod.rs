@@ -290,7 +290,8 @@ impl Driver {
         self.handled += 1;
         match command {
             Command::Prompt(command) => self.on_prompt(*command).await,
-            Command::Apply { input, reply } => match self.commit_once(*input, Vec::new()).await {
+            Command::Apply { input, writes, reply } => match self.commit_once(*input, writes).await
+            {
                 Ok((decision, _)) => {
                     let _ = reply.send(Ok(()));
                     self.run_effects(decision).await

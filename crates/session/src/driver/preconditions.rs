@@ -49,6 +49,11 @@ pub(super) fn check_preconditions(state: &State, input: &Input) -> Result<(), Se
                 "send it a prompt",
             ))
         }
+        Input::Blocked if state.turn().is_none() => Err(SessionError::conflict(
+            "no_turn",
+            "no turn is in progress",
+            "only an agent at work can be blocked",
+        )),
         _ => Ok(()),
     }
 }

@@ -15,6 +15,7 @@ use crate::{
     bridge::BridgeError,
     checkout,
     ephemeral::{EphemeralDoor, EphemeralError, EphemeralSandbox},
+    error::SessionError,
     error_chain::error_chain,
     forge::PullRequestSpec,
     sandboxes::StartFrom,
@@ -43,6 +44,40 @@ impl Repositories {
         });
         let _ = write(&self.shared, session, warnings.collect()).await;
         results
+    }
+}
+
+/// What the agent says about its pull request; the session's title and first prompt by default.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct PullRequestText {
+    pub(crate) title: Option<String>,
+    pub(crate) summary: Option<String>,
+}
+
+impl Repositories {
+    /// Opens or updates the pull requests of everything that a session has pushed. Its commits are
+    /// checked after the turn, as always.
+    pub(crate) async fn open_pull_requests(
+        &self,
+        session: &SessionId,
+        text: &PullRequestText,
+    ) -> Result<Vec<PullRequest>, SessionError> {
+        let shared = &self.shared;
+        let record = shared.store.session_get(session).await?;
+        let mut opened = Vec::new();
+        for checkout in &record.checkouts {
+            let Some(commit) = checkout.pushed_commit.as_deref() else { continue };
+            let repository = shared.store.repository_get(&checkout.repository).await?;
+            let work = PushedCommit { record: &record, checkout, repository: &repository, commit };
+            let pull = open_pull_request(shared, work, text).await.map_err(|error| {
+                let what = format!("cannot open the pull request: {}", error_chain(&error));
+                SessionError::conflict("forge_failed", what, "try again")
+            })?;
+            opened.extend(
+                pull.map(|pull| PullRequest { url: shared.forge.current_url(&pull.url), ..pull }),
+            );
+        }
+        Ok(opened)
     }
 }
 
@@ -98,7 +133,7 @@ async fn review_one(
     let shared = &repositories.shared;
     let repository = shared.store.repository_get(&checkout.repository).await.map_err(other)?;
     let work = PushedCommit { record, checkout, repository: &repository, commit };
-    let pull = open_pull_request(shared, work).await?;
+    let pull = open_pull_request(shared, work, &PullRequestText::default()).await?;
     let user = record.session.author.email.to_lowercase();
     let _slot = shared.sandboxes.checks.acquire(&user).await;
     let limit = shared.sandboxes.timeouts.check + shared.sandboxes.timeouts.boot;
@@ -131,15 +166,21 @@ struct PushedCommit<'a> {
 async fn open_pull_request(
     shared: &RepositoryContext,
     work: PushedCommit<'_>,
+    text: &PullRequestText,
 ) -> Result<Option<PullRequest>, EphemeralError> {
     let PushedCommit { record, checkout, repository, commit } = work;
     let session = &record.session;
+    let known = session.repositories.iter().find(|known| known.name == repository.name);
+    let known = known.and_then(|known| known.pull_request.as_ref());
+    // What the agent said stays when the pull request gets another commit.
+    let title = text.title.clone().or_else(|| known.map(|known| known.title.clone()));
+    let summary = text.summary.clone().or_else(|| known.map(|known| summary(&known.body)));
     let base = checkout.base.clone().or_else(|| repository.base.clone());
     let base = base.unwrap_or_else(|| "main".parse().expect("`main` is a valid branch"));
     let order = PullRequestSpec {
         url: repository.url.clone(),
-        title: session.title.clone(),
-        body: body(shared, record, commit).await,
+        title: title.unwrap_or_else(|| session.title.clone()),
+        body: body(shared, record, commit, summary).await,
         branch: session.branch.clone(),
         base,
     };
@@ -154,9 +195,9 @@ async fn open_pull_request(
         }
     };
     let Some(pull) = pull else { return Ok(None) };
-    let known = session.repositories.iter().find(|known| known.name == repository.name);
-    let known = known.and_then(|known| known.pull_request.as_ref());
-    if known.is_none_or(|known| known.number != pull.number || known.commit != pull.commit) {
+    let is_new =
+        known.is_none_or(|known| (known.number, &known.commit) != (pull.number, &pull.commit));
+    if is_new || text.title.is_some() || text.summary.is_some() {
         let opened = EventBody::PullOpened {
             repository: repository.name.clone(),
             number: pull.number,
@@ -169,18 +210,38 @@ async fn open_pull_request(
     Ok(Some(pull))
 }
 
-async fn body(shared: &RepositoryContext, record: &SessionRecord, commit: &str) -> String {
+// Begins the part of a pull request's body that Harvest keeps up to date.
+const FACTS: &str = "\n| | |\n|---|---|\n";
+
+/// The part of a body above the facts.
+fn summary(body: &str) -> String {
+    body.rsplit_once(FACTS).map_or(body, |(summary, _)| summary).to_owned()
+}
+
+async fn body(
+    shared: &RepositoryContext,
+    record: &SessionRecord,
+    commit: &str,
+    summary: Option<String>,
+) -> String {
     let session = &record.session;
-    let prompts = shared.store.prompt_list(&session.id).await.unwrap_or_default();
+    let summary = match summary {
+        Some(summary) => summary,
+        None => quoted_prompt(shared, &session.id).await,
+    };
+    format!(
+        "{summary}{FACTS}| session | `{}` |\n| agent | {} |\n| turns | {} |\n| commit | `{commit}` |\n",
+        session.id, session.agent, session.turns
+    )
+}
+
+async fn quoted_prompt(shared: &RepositoryContext, session: &SessionId) -> String {
+    let prompts = shared.store.prompt_list(session).await.unwrap_or_default();
     let prompt: String = prompts
         .first()
         .map(|prompt| prompt.text.chars().take(PROMPT_CHARACTERS).collect())
         .unwrap_or_default();
-    let quoted: String = prompt.lines().map(|line| format!("> {line}\n")).collect();
-    format!(
-        "{quoted}\n| | |\n|---|---|\n| session | `{}` |\n| agent | {} |\n| turns | {} |\n| commit | `{commit}` |\n",
-        session.id, session.agent, session.turns
-    )
+    prompt.lines().map(|line| format!("> {line}\n")).collect()
 }
 
 /// Runs the repository's check on the commit in a fresh sandbox.
@@ -261,6 +322,13 @@ mod tests {
             tail: "1 test failed\n".into(),
             at: now(),
         }
+    }
+
+    #[test]
+    fn summary_of_a_body_ends_at_the_facts() {
+        let body = format!("Fixes it.\n\n| a | b |\n{FACTS}| session | `s` |\n");
+        assert_eq!(summary(&body), "Fixes it.\n\n| a | b |\n");
+        assert_eq!(summary("by hand"), "by hand");
     }
 
     #[test]

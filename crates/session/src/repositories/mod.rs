@@ -36,7 +36,7 @@ use crate::{
 };
 
 pub(crate) use door_policy::{PassSpec, Trusted};
-pub(crate) use evidence::describe_failures;
+pub(crate) use evidence::{PullRequestText, describe_failures};
 
 /// The network policy of builds.
 pub const BUILD_POLICY: NetworkPolicy = NetworkPolicy::Trusted;

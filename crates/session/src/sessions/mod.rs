@@ -9,6 +9,7 @@ mod retention;
 mod sandbox;
 mod stats;
 mod suspend;
+mod tool_host;
 mod verbs;
 
 use std::{
@@ -89,6 +90,7 @@ impl Sessions {
             key: None,
             _stop: stop,
         };
+        sessions.serve_tools();
         sessions.recover().await?;
         Ok(sessions)
     }

@@ -7,9 +7,13 @@ pub(super) struct Definition {
     pub(super) name: &'static str,
     pub(super) description: &'static str,
     pub(super) effect: Effect,
-    /// The arguments, all required.
-    pub(super) arguments: &'static [(&'static str, fn() -> Value)],
+    /// The required arguments.
+    pub(super) arguments: Arguments,
+    pub(super) optional: Arguments,
 }
+
+/// The names of arguments with their schemas.
+type Arguments = &'static [(&'static str, fn() -> Value)];
 
 /// What a call changes; agents ask before some effects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,10 +25,10 @@ pub(super) enum Effect {
 
 impl Definition {
     pub(super) fn to_json(&self) -> Value {
-        let arguments = self.arguments.iter();
+        let all = self.arguments.iter().chain(self.optional);
         let properties: Map<String, Value> =
-            arguments.clone().map(|(name, schema)| ((*name).to_owned(), schema())).collect();
-        let required: Vec<&str> = arguments.map(|(name, _)| *name).collect();
+            all.map(|(name, schema)| ((*name).to_owned(), schema())).collect();
+        let required: Vec<&str> = self.arguments.iter().map(|(name, _)| *name).collect();
         json!({
             "name": self.name,
             "description": self.description,

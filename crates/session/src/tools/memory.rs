@@ -22,42 +22,49 @@ pub(super) const DEFINITIONS: [Definition; 9] = [
         description: "Remember new entities about this repository, for this and later sessions",
         effect: Effect::Adds,
         arguments: &[("entities", entities)],
+        optional: &[],
     },
     Definition {
         name: "create_relations",
         description: "Remember new relations between entities. Relations are in active voice",
         effect: Effect::Adds,
         arguments: &[("relations", relations)],
+        optional: &[],
     },
     Definition {
         name: "add_observations",
         description: "Add new observations to remembered entities",
         effect: Effect::Adds,
         arguments: &[("observations", || observations("contents"))],
+        optional: &[],
     },
     Definition {
         name: "delete_entities",
         description: "Forget entities and their relations",
         effect: Effect::Deletes,
         arguments: &[("entityNames", || texts("The names of the entities to delete"))],
+        optional: &[],
     },
     Definition {
         name: "delete_observations",
         description: "Forget observations about entities",
         effect: Effect::Deletes,
         arguments: &[("deletions", || observations("observations"))],
+        optional: &[],
     },
     Definition {
         name: "delete_relations",
         description: "Forget relations",
         effect: Effect::Deletes,
         arguments: &[("relations", relations)],
+        optional: &[],
     },
     Definition {
         name: "read_graph",
         description: "Read everything that is remembered about this repository",
         effect: Effect::Reads,
         arguments: &[],
+        optional: &[],
     },
     Definition {
         name: "search_nodes",
@@ -66,12 +73,14 @@ pub(super) const DEFINITIONS: [Definition; 9] = [
         arguments: &[("query", || {
             text("What names, types or observations of entities contain, in any case")
         })],
+        optional: &[],
     },
     Definition {
         name: "open_nodes",
         description: "Read entities by their names, with their relations",
         effect: Effect::Reads,
         arguments: &[("names", || texts("The names of the entities to read"))],
+        optional: &[],
     },
 ];
 

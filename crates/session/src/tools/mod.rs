@@ -3,6 +3,7 @@
 
 mod definition;
 mod memory;
+mod session;
 
 use std::sync::Arc;
 
@@ -12,7 +13,10 @@ use harvest_proto::{Hint, SessionId};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
-use crate::{context::Shared, error::SessionError, error_chain::error_chain};
+use crate::{
+    context::Shared, error::SessionError, error_chain::error_chain, tool_host::ToolHost,
+    tools::definition::Definition,
+};
 
 /// The tools of one session.
 pub(crate) struct SessionTools {
@@ -23,12 +27,24 @@ pub(crate) struct SessionTools {
 #[async_trait]
 impl Tools for SessionTools {
     fn list(&self) -> Vec<Value> {
-        memory::DEFINITIONS.iter().map(|definition| definition.to_json()).collect()
+        let all = memory::DEFINITIONS.iter().chain(&session::DEFINITIONS);
+        all.map(Definition::to_json).collect()
     }
 
     async fn call(&self, name: &str, arguments: Value) -> Option<ToolResult> {
-        let result = memory::call(self, name, arguments).await?;
+        let result = match session::call(self, name, &arguments).await {
+            Some(result) => result,
+            None => memory::call(self, name, arguments).await?,
+        };
         Some(result.unwrap_or_else(|error| failure(&error)))
+    }
+}
+
+impl SessionTools {
+    /// The sessions, unless the server shuts down.
+    fn host(&self) -> Result<Arc<dyn ToolHost>, ToolError> {
+        let host = self.shared.tool_host.get().and_then(|find| find());
+        host.ok_or(ToolError::Session(SessionError::Stopped))
     }
 }
 

@@ -1,7 +1,10 @@
 //! Harvest's own tools, called by agents inside at the tools door.
 
 use harvest_e2e::Host;
-use harvest_proto::{EventBody, SessionId, api::MemoryGraph};
+use harvest_proto::{
+    EventBody, SessionId, StateReason,
+    api::{MemoryGraph, SessionState},
+};
 use serde_json::{Value, json};
 
 use crate::{SAMPLE, completed};
@@ -133,4 +136,49 @@ async fn result_after(host: &Host, session: &SessionId, seq: u64) -> Value {
     let line = line.unwrap_or_else(|| panic!("{output}"));
     let answer: Value = serde_json::from_str(line).unwrap_or_else(|_| panic!("{output}"));
     answer["result"].clone()
+}
+
+#[tokio::test]
+async fn blocked_agent_waits_for_a_person() {
+    let host = Host::start().await;
+    let report = call(
+        "report_blocked",
+        r#"{"criterion":"publish","error":"403","attempts":["npm publish"],"needed_action":"a token"}"#,
+    );
+    let session =
+        host.bare("Publish.", &json!([{ "bash": report }, { "text": "blocked" }])).await.id;
+    let result = result_after(&host, &session, 0).await;
+    assert_eq!(result["structuredContent"], json!({ "reported": true }));
+    let shown = host.wait_for(&session, SessionState::NeedsInput).await;
+    assert_eq!(shown.reason, StateReason::Blocked);
+    let events = host.events(&session).await;
+    assert!(events.iter().any(|body| matches!(body, EventBody::Blocked { needed_action, .. } if needed_action == "a token")));
+    host.prompt(&session, "Here it is.", &json!([{ "text": "thanks" }])).await;
+    host.wait_for(&session, SessionState::Idle).await;
+}
+
+#[tokio::test]
+async fn pull_request_keeps_the_words_of_the_agent() {
+    let host = Host::start().await;
+    host.repository("calc", SAMPLE).await;
+    let create = call(
+        "create_pull_request",
+        r#"{"title":"Add, not subtract","body":"The sign was wrong."}"#,
+    );
+    let script = json!([
+        { "bash": format!("sed -i 's/a - b/a + b/' calc.py && git commit -qam Fix && git push -q && {create}") },
+        { "bash": "echo more > more && git add more && git commit -qm More && git push -q" },
+        { "text": "done" },
+    ]);
+    let session = host.scripted("calc", "Fix it.", &script).await.id;
+    let mut follower = host.follow(session.clone());
+    follower.until("the evidence", |body| matches!(body, EventBody::Evidence(_))).await;
+    let opened =
+        follower.seen.iter().filter(|event| matches!(event.body, EventBody::PullOpened { .. }));
+    assert_eq!(opened.count(), 2, "at the call, and with the second commit");
+    let shown = host.show(&session).await;
+    let pull = shown.repositories[0].pull_request.clone().unwrap();
+    assert_eq!((pull.number, pull.title.as_str()), (1, "Add, not subtract"));
+    assert!(pull.body.starts_with("The sign was wrong.\n| | |"), "{}", pull.body);
+    assert!(pull.body.contains(&pull.commit), "{}", pull.body);
 }

@@ -178,6 +178,26 @@ fn prompt_during_a_question_is_the_answer() {
 }
 
 #[test]
+fn blocked_session_needs_input_until_next_prompt() {
+    let mut sim = ready();
+    sim.input(Input::Blocked);
+    assert!(!sim.state.blocked, "only a turn can be blocked");
+    sim.prompt(false);
+    run(&mut sim);
+    sim.input(Input::Blocked);
+    assert_eq!(sim.state.public.state, SessionState::Running);
+    sim.end_turn(TurnOutcome::Completed);
+    run(&mut sim);
+    let expected = PublicState { state: SessionState::NeedsInput, reason: StateReason::Blocked };
+    assert_eq!(sim.state.public, expected);
+    sim.prompt(false);
+    run(&mut sim);
+    sim.end_turn(TurnOutcome::Completed);
+    run(&mut sim);
+    assert_eq!(sim.state.public.state, SessionState::Idle);
+}
+
+#[test]
 fn idle_session_pauses_and_prompt_resumes_it() {
     let mut sim = ready();
     sim.now += 600_000;

@@ -413,6 +413,7 @@ impl Simulation {
             49 => self.busy = !self.busy,
             // The freeze expires.
             50 => self.current().into_iter().for_each(|sandbox| sandbox.frozen = false),
+            51 => self.input(Input::Blocked),
             _ => {}
         }
     }

@@ -1,0 +1,188 @@
+//! Tools about the session itself: its state, its pull requests, and what keeps it from going on.
+
+use harvest_gateway::ledger::ToolResult;
+use harvest_proto::{
+    EventBody,
+    api::{PullRequest, Session},
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{
+    SessionTools, ToolError, arguments,
+    definition::{Definition, Effect, text, texts},
+    document,
+};
+use crate::repositories::PullRequestText;
+
+// A report is read by a person; its texts are stored as an event.
+const MAX_TEXT_CHARACTERS: usize = 4000;
+const MAX_ATTEMPTS: usize = 20;
+const MAX_TITLE_CHARACTERS: usize = 200;
+const MAX_BODY_CHARACTERS: usize = 30_000;
+
+pub(super) const DEFINITIONS: [Definition; 3] = [
+    Definition {
+        name: "session_status",
+        description: "Read the state of this session: its branch, turns, tokens and pull requests",
+        effect: Effect::Reads,
+        arguments: &[],
+        optional: &[],
+    },
+    Definition {
+        name: "create_pull_request",
+        description: "Open the pull request of the branch you pushed, or change its title and \
+                      description. Without this call one is opened after your turn",
+        effect: Effect::Adds,
+        arguments: &[],
+        optional: &[
+            ("title", || text("The title [default: the title of the session]")),
+            ("body", || text("The description in Markdown [default: the first prompt]")),
+        ],
+    },
+    Definition {
+        name: "report_blocked",
+        description: "Report that you cannot go on without a person. Use it only after you tried \
+                      what you can; then end your turn",
+        effect: Effect::Adds,
+        arguments: &[
+            ("criterion", || text("What you cannot fulfil")),
+            ("error", || text("The error in the way, as it was printed")),
+            ("attempts", || texts("What you tried")),
+            ("needed_action", || text("What a person has to do")),
+        ],
+        optional: &[("checkpoint", || text("Where your work so far is, such as a pushed commit"))],
+    },
+];
+
+/// Calls a tool of this file; `None` when it is none.
+pub(super) async fn call(
+    tools: &SessionTools,
+    name: &str,
+    given: &Value,
+) -> Option<Result<ToolResult, ToolError>> {
+    Some(match name {
+        "session_status" => status(tools).await,
+        "create_pull_request" => create_pull_request(tools, given.clone()).await,
+        "report_blocked" => report_blocked(tools, given.clone()).await,
+        _ => return None,
+    })
+}
+
+async fn status(tools: &SessionTools) -> Result<ToolResult, ToolError> {
+    let mut session = tools.shared.store.session_get(&tools.session).await?.session;
+    for pull in session.repositories.iter_mut().filter_map(|one| one.pull_request.as_mut()) {
+        pull.url = tools.shared.repositories.current_url(&pull.url);
+    }
+    let status = describe(&session);
+    Ok(document(&status, status.clone()))
+}
+
+/// What an agent may know of a session.
+fn describe(session: &Session) -> Value {
+    let pulls = session.repositories.iter().filter_map(|one| one.pull_request.as_ref());
+    json!({
+        "session": session.id,
+        "title": session.title,
+        "state": session.state,
+        "reason": session.reason,
+        "repositories": session.repositories.iter().map(|one| &one.name).collect::<Vec<_>>(),
+        "branch": session.branch,
+        "turns": session.turns,
+        "queued_prompts": session.queued,
+        "usage": session.usage,
+        "pull_requests": pulls.map(describe_pull_request).collect::<Vec<_>>(),
+    })
+}
+
+fn describe_pull_request(pull: &PullRequest) -> Value {
+    let check = pull.evidence.as_ref().map(|evidence| evidence.outcome);
+    json!({
+        "number": pull.number,
+        "url": pull.url,
+        "title": pull.title,
+        "state": pull.state,
+        "commit": pull.commit,
+        "check": check,
+    })
+}
+
+async fn create_pull_request(tools: &SessionTools, given: Value) -> Result<ToolResult, ToolError> {
+    #[derive(Deserialize)]
+    struct Wanted {
+        title: Option<String>,
+        body: Option<String>,
+    }
+    let Wanted { title, body } = arguments(given)?;
+    let title = title.as_deref().map(|title| within("title", title, MAX_TITLE_CHARACTERS));
+    let body = body.as_deref().map(|body| within("body", body, MAX_BODY_CHARACTERS));
+    let text = PullRequestText { title: title.transpose()?, summary: body.transpose()? };
+    let pulls = tools.shared.repositories.open_pull_requests(&tools.session, &text).await?;
+    if pulls.is_empty() {
+        let why = "there is no pull request to open; commit your work and run `git push` first, or \
+                   the repository's forge is not supported";
+        return Err(ToolError::Refused(why.to_owned()));
+    }
+    let pulls = Value::Array(pulls.iter().map(describe_pull_request).collect());
+    Ok(document(&pulls, json!({ "pull_requests": pulls })))
+}
+
+async fn report_blocked(tools: &SessionTools, given: Value) -> Result<ToolResult, ToolError> {
+    #[derive(Deserialize)]
+    struct Report {
+        criterion: String,
+        error: String,
+        attempts: Vec<String>,
+        checkpoint: Option<String>,
+        needed_action: String,
+    }
+    let report: Report = arguments(given)?;
+    let long = |name, text: &str| within(name, text, MAX_TEXT_CHARACTERS);
+    if report.attempts.len() > MAX_ATTEMPTS {
+        return Err(ToolError::Refused(format!("at most {MAX_ATTEMPTS} attempts are reported")));
+    }
+    let attempts =
+        report.attempts.iter().map(|one| long("attempts", one)).collect::<Result<_, _>>();
+    let event = EventBody::Blocked {
+        criterion: long("criterion", &report.criterion)?,
+        error: long("error", &report.error)?,
+        attempts: attempts?,
+        checkpoint: report.checkpoint.as_deref().map(|at| long("checkpoint", at)).transpose()?,
+        needed_action: long("needed_action", &report.needed_action)?,
+    };
+    tools.host()?.report_blocked(&tools.session, event).await?;
+    let text = "Reported. End your turn now; the next prompt is the answer".to_owned();
+    Ok(ToolResult { text, structured: Some(json!({ "reported": true })), failed: false })
+}
+
+/// A text that is neither empty nor too long.
+fn within(name: &str, text: &str, max: usize) -> Result<String, ToolError> {
+    let text = text.trim();
+    let problem = match text.chars().count() {
+        0 => "is empty".to_owned(),
+        length if length > max => format!("has more than {max} characters"),
+        _ => return Ok(text.to_owned()),
+    };
+    Err(ToolError::Refused(format!("`{name}` {problem}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_trimmed_and_bounded() {
+        assert_eq!(within("title", " Fix it\n", 10).unwrap(), "Fix it");
+        assert_eq!(within("title", " \n", 10).unwrap_err().to_string(), "`title` is empty");
+        let long = within("title", "ÄÖÜ", 2).unwrap_err().to_string();
+        assert_eq!(long, "`title` has more than 2 characters");
+    }
+
+    #[test]
+    fn optional_arguments_are_not_required() {
+        let [_, pull_request, blocked] = DEFINITIONS.map(|definition| definition.to_json());
+        assert_eq!(pull_request["inputSchema"]["required"], json!([]));
+        assert_eq!(blocked["inputSchema"]["required"].as_array().unwrap().len(), 4);
+        assert!(blocked["inputSchema"]["properties"]["checkpoint"].is_object());
+    }
+}
