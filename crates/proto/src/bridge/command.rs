@@ -31,6 +31,8 @@ pub struct Command {
     /// Keep the command running when the connection ends; output from then on is lost. Not allowed
     /// together with a terminal.
     pub detached: bool,
+    /// Run the command in the agent's cgroup: it is killed when the agent's turn is stopped.
+    pub with_agent: bool,
     /// Other processes of the user cannot trace the command or open its descriptors. This ends when
     /// it executes another program.
     pub undumpable: bool,

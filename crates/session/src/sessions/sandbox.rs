@@ -100,7 +100,7 @@ fn is_reachable(state: &State) -> bool {
     matches!(state.sandbox, SandboxState::Ready { link: LinkState::Up, .. }) && state.accepts_work()
 }
 
-fn not_ready(session: &SessionId) -> SessionError {
+pub(super) fn not_ready(session: &SessionId) -> SessionError {
     SessionError::conflict(
         "not_ready",
         format!("session {session} has no running sandbox, and none could be started"),

@@ -6,8 +6,13 @@ use async_trait::async_trait;
 use harvest_proto::{EventBody, SessionId};
 use harvest_store::Write;
 
-use super::Sessions;
-use crate::{decide::Input, error::SessionError, tool_host::ToolHost, wall_clock::now};
+use super::{
+    Sessions,
+    sandbox::{not_ready, ready_bridge},
+};
+use crate::{
+    bridge::Bridge, decide::Input, error::SessionError, tool_host::ToolHost, wall_clock::now,
+};
 
 impl Sessions {
     /// Lets the tools reach these sessions for as long as another handle exists.
@@ -31,6 +36,11 @@ impl Sessions {
 
 #[async_trait]
 impl ToolHost for Sessions {
+    async fn bridge(&self, session: &SessionId) -> Result<Bridge, SessionError> {
+        let handle = self.handle(session).await?;
+        ready_bridge(&handle).await.ok_or_else(|| not_ready(session))
+    }
+
     async fn report_blocked(
         &self,
         session: &SessionId,

@@ -3,6 +3,7 @@
 
 mod definition;
 mod memory;
+mod run_tests;
 mod session;
 
 use std::sync::Arc;
@@ -27,13 +28,15 @@ pub(crate) struct SessionTools {
 #[async_trait]
 impl Tools for SessionTools {
     fn list(&self) -> Vec<Value> {
-        let all = memory::DEFINITIONS.iter().chain(&session::DEFINITIONS);
+        let own = session::DEFINITIONS.iter().chain([&run_tests::DEFINITION]);
+        let all = own.chain(&memory::DEFINITIONS);
         all.map(Definition::to_json).collect()
     }
 
     async fn call(&self, name: &str, arguments: Value) -> Option<ToolResult> {
         let result = match session::call(self, name, &arguments).await {
             Some(result) => result,
+            None if name == run_tests::DEFINITION.name => run_tests::call(self, arguments).await,
             None => memory::call(self, name, arguments).await?,
         };
         Some(result.unwrap_or_else(|error| failure(&error)))

@@ -18,7 +18,7 @@ use crate::{
     connection::Connection,
     meminfo::Meminfo,
     pipes::{MAX_PIPE_BYTES, Pipes, discard_output, pipes, read_now},
-    processes::{Child, ProcessSpec},
+    processes::{Child, ProcessSpec, StdioFds},
     sandbox::Sandbox,
     streams::{Credit, Inbox},
 };
@@ -130,7 +130,10 @@ impl Execution<'_> {
     async fn run(self, spec: ProcessSpec) -> Result<Exit, Fault> {
         let Self { connection, command, streams, .. } = self;
         let sandbox = &connection.sandbox;
-        let (mut child, pipes) = spawn(sandbox, spec, streams.stdin.is_some()).await?;
+        let (mut child, pipes) = match command.with_agent {
+            true => spawn_with_agent(sandbox, spec).await?,
+            false => spawn(sandbox, spec, streams.stdin.is_some()).await?,
+        };
         connection.reply(self.id, Ok(Reply::Started { pid: child.pid() })).await;
         let (exit_sender, exited) = watch::channel(false);
         let timeout = command.timeout_millis.map(Duration::from_millis);
@@ -186,11 +189,21 @@ pub(crate) async fn spawn(
     spec: ProcessSpec,
     with_stdin: bool,
 ) -> Result<(Child, Pipes), Fault> {
-    let created = pipes(spec.uid, spec.gid, with_stdin);
-    let (ours, theirs) =
-        created.map_err(|error| Fault::system(format!("cannot create a pipe: {error}")))?;
+    let (ours, theirs) = pipes_of(&spec, with_stdin)?;
     let child = sandbox.processes.start(spec, theirs).await?;
     Ok((child, ours))
+}
+
+/// Starts a command with pipes in the agent's cgroup, without stdin.
+async fn spawn_with_agent(sandbox: &Sandbox, spec: ProcessSpec) -> Result<(Child, Pipes), Fault> {
+    let (ours, theirs) = pipes_of(&spec, false)?;
+    let joins = &sandbox.agent_group.joins;
+    Ok((sandbox.processes.start_joined(spec, theirs, joins).await?, ours))
+}
+
+fn pipes_of(spec: &ProcessSpec, with_stdin: bool) -> Result<(Pipes, StdioFds), Fault> {
+    let created = pipes(spec.uid, spec.gid, with_stdin);
+    created.map_err(|error| Fault::system(format!("cannot create a pipe: {error}")))
 }
 
 /// Sends the command's output until it has exited and the pipe is empty. Descendants may hold the

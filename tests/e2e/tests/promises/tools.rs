@@ -4,6 +4,7 @@ use harvest_e2e::Host;
 use harvest_proto::{
     EventBody, SessionId, StateReason,
     api::{MemoryGraph, SessionState},
+    bridge::Exit,
 };
 use serde_json::{Value, json};
 
@@ -181,4 +182,31 @@ async fn pull_request_keeps_the_words_of_the_agent() {
     assert_eq!((pull.number, pull.title.as_str()), (1, "Add, not subtract"));
     assert!(pull.body.starts_with("The sign was wrong.\n| | |"), "{}", pull.body);
     assert!(pull.body.contains(&pull.commit), "{}", pull.body);
+}
+
+#[tokio::test]
+async fn tests_run_by_tool_end_with_the_turn() {
+    let host = Host::start().await;
+    host.repository("calc", SAMPLE).await;
+    let run = call("run_tests", "{}");
+    let fix = format!("sed -i 's/a - b/a + b/' calc.py; {run}");
+    let session = host.scripted("calc", "Test.", &json!([{ "bash": fix }])).await.id;
+    let result = result_after(&host, &session, 0).await;
+    let found = &result["structuredContent"];
+    assert_eq!((&found["passed"], &found["exit"]["value"]), (&json!(true), &json!(0)), "{found}");
+    assert_eq!(found["command"], "sh .harvest/check.sh");
+
+    let endless = "printf 'echo $$ > /tmp/pid; exec sleep 98765' > .harvest/check.sh";
+    let started = "until [ -s /tmp/pid ]; do sleep 0.1; done; echo running; sleep 1000";
+    let script = json!([{ "bash": format!("{endless}; ({run}) & {started}") }]);
+    host.prompt(&session, "Hang.", &script).await;
+    harvest_e2e::eventually("the tests to run", || async {
+        let (exit, _) = host.exec(&session, "harvest", "test -s /tmp/pid").await;
+        (exit == Exit::Code(0)).then_some(())
+    })
+    .await;
+    host.post(&format!("/v1/sessions/{session}/stop"), json!({})).await;
+    host.wait_for(&session, SessionState::Idle).await;
+    let (exit, _) = host.exec(&session, "harvest", "kill -0 $(cat /tmp/pid)").await;
+    assert_ne!(exit, Exit::Code(0), "the tests still run");
 }
