@@ -24,6 +24,8 @@ pub(crate) struct Shared {
     pub(crate) retention: Arc<RetentionEnforcer>,
     /// Set when the sessions are open.
     pub(crate) tool_host: OnceLock<FindToolHost>,
+    /// Held while an agent creates a session, so that its limits hold.
+    pub(crate) spawning: tokio::sync::Mutex<()>,
 }
 
 impl Shared {

@@ -154,6 +154,7 @@ async fn shared(
         removals,
         retention: Arc::new(retention),
         tool_host: OnceLock::new(),
+        spawning: tokio::sync::Mutex::default(),
     })
 }
 

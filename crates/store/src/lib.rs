@@ -13,6 +13,7 @@ mod batch;
 mod blobs;
 mod builds;
 mod checkouts;
+mod children;
 mod commit;
 mod database;
 mod dialect;
@@ -45,6 +46,7 @@ use harvest_proto::{Event, SessionId};
 use tokio::sync::{Mutex, broadcast};
 
 pub use checkouts::{CheckoutRecord, NewCheckout};
+pub use children::{ChildCounts, Lineage};
 pub use database::{DatabaseUrl, DatabaseUrlError};
 pub use error::StoreError;
 pub use idempotency::Claim;

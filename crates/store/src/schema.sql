@@ -52,6 +52,14 @@ CREATE INDEX sessions_at_work ON sessions (id) WHERE resting = 0;
 
 CREATE UNIQUE INDEX sessions_by_key ON sessions (key) WHERE key IS NOT NULL;
 
+CREATE TABLE child_sessions (
+    session TEXT PRIMARY KEY REFERENCES sessions (id) ON DELETE CASCADE,
+    parent TEXT NOT NULL,
+    root TEXT NOT NULL
+);
+
+CREATE INDEX child_sessions_of_root ON child_sessions (root);
+
 CREATE TABLE checkouts (
     session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
     position BIGINT NOT NULL,

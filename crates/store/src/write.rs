@@ -14,6 +14,7 @@ use harvest_proto::{
 use crate::{
     DbConnection, Lease, StoreError,
     checkouts::{self, CheckoutColumn},
+    children::{self, Lineage},
     events::{self, NewEvents},
     idempotency, leases,
     prompts::{self, NewPrompt},
@@ -102,6 +103,8 @@ pub enum Write {
         snapshot: SnapshotId,
         at: Timestamp,
     },
+    /// Records that another session's agent created this session.
+    ChildOf(Lineage),
     /// Sets the position in the queue for a sandbox slot; `None` when the session does not wait.
     Position(Option<u32>),
     Title(String),
@@ -248,6 +251,7 @@ async fn apply_one(target: &mut Target<'_>, write: Write) -> Result<(), StoreErr
             snapshots::insert(target, &snapshot, kind, turn.as_ref(), at).await
         }
         Write::SnapshotShare { snapshot, at } => snapshots::share(target, &snapshot, at).await,
+        Write::ChildOf(lineage) => children::insert(target, lineage).await,
         Write::Title(title) => sessions::set_title(target, title).await,
         Write::Agent(agent) => sessions::set_agent(target, agent).await,
         Write::DefaultBase { repository, base } => {

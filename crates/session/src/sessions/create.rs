@@ -42,6 +42,16 @@ impl Sessions {
         create: CreateSession,
         user: Author,
     ) -> Result<Session, SessionError> {
+        self.create_with(create, user, Vec::new()).await
+    }
+
+    /// Like [`Sessions::create`], with further writes in the same transaction.
+    pub(super) async fn create_with(
+        &self,
+        create: CreateSession,
+        user: Author,
+        writes: Vec<Write>,
+    ) -> Result<Session, SessionError> {
         let owner = Some(user.email.clone());
         let author = create.author.unwrap_or(user);
         let prompt = create.prompt.map(|text| new_prompt(text, author.clone()));
@@ -53,10 +63,11 @@ impl Sessions {
         if let Some(key) = &create.key {
             self.check_key_free(key).await?;
         }
-        let first_writes = match &create.from {
+        let mut first_writes = match &create.from {
             Some(snapshot) => self.start_from(snapshot).await?,
             None => Vec::new(),
         };
+        first_writes.extend(writes);
         let checkouts = self.checkouts(wanted).await?;
         let title =
             prompt.as_ref().map_or_else(|| UNTITLED.to_owned(), |prompt| title(&prompt.text));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use harvest_proto::{EventBody, SessionId};
+use harvest_proto::{EventBody, SessionId, api::Session};
 use harvest_store::Write;
 
 use super::{
@@ -11,7 +11,11 @@ use super::{
     sandbox::{not_ready, ready_bridge},
 };
 use crate::{
-    bridge::Bridge, decide::Input, error::SessionError, tool_host::ToolHost, wall_clock::now,
+    bridge::Bridge,
+    decide::Input,
+    error::SessionError,
+    tool_host::{ChildSpec, ToolHost},
+    wall_clock::now,
 };
 
 impl Sessions {
@@ -39,6 +43,25 @@ impl ToolHost for Sessions {
     async fn bridge(&self, session: &SessionId) -> Result<Bridge, SessionError> {
         let handle = self.handle(session).await?;
         ready_bridge(&handle).await.ok_or_else(|| not_ready(session))
+    }
+
+    async fn spawn_child(
+        &self,
+        parent: &SessionId,
+        child: ChildSpec,
+    ) -> Result<Session, SessionError> {
+        self.spawn(parent, child).await
+    }
+
+    async fn relative(
+        &self,
+        session: &SessionId,
+        wanted: &SessionId,
+    ) -> Result<Session, SessionError> {
+        if session != wanted && self.root_of(session).await? != self.root_of(wanted).await? {
+            return Err(SessionError::missing(format!("session {wanted} among those you created")));
+        }
+        self.get(wanted).await
     }
 
     async fn report_blocked(

@@ -2,7 +2,7 @@
 
 use harvest_gateway::ledger::ToolResult;
 use harvest_proto::{
-    EventBody,
+    EventBody, PromptText, RepositoryRef, SessionId,
     api::{PullRequest, Session},
 };
 use serde::Deserialize;
@@ -13,7 +13,7 @@ use super::{
     definition::{Definition, Effect, text, texts},
     document,
 };
-use crate::repositories::PullRequestText;
+use crate::{repositories::PullRequestText, tool_host::ChildSpec};
 
 // A report is read by a person; its texts are stored as an event.
 const MAX_TEXT_CHARACTERS: usize = 4000;
@@ -21,13 +21,28 @@ const MAX_ATTEMPTS: usize = 20;
 const MAX_TITLE_CHARACTERS: usize = 200;
 const MAX_BODY_CHARACTERS: usize = 30_000;
 
-pub(super) const DEFINITIONS: [Definition; 3] = [
+pub(super) const DEFINITIONS: [Definition; 4] = [
     Definition {
         name: "session_status",
-        description: "Read the state of this session: its branch, turns, tokens and pull requests",
+        description: "Read the state of this session, or of one that you created: its branch, \
+                      turns, tokens and pull requests",
         effect: Effect::Reads,
         arguments: &[],
-        optional: &[],
+        optional: &[("session", || text("The id of the session [default: this one]"))],
+    },
+    Definition {
+        name: "spawn_session",
+        description: "Create another session, with a sandbox and an agent of its own, for a part \
+                      of the work. It delivers a pull request; session_status shows its state. \
+                      At most 5 at once and 15 in all",
+        effect: Effect::Adds,
+        arguments: &[
+            ("prompt", || text("What the session has to do, with everything it has to know")),
+            ("key", || text("A name for this work; a repeated call with it creates nothing")),
+        ],
+        optional: &[("repository", || {
+            text("A registered repository: OWNER/NAME [default: the first of this session]")
+        })],
     },
     Definition {
         name: "create_pull_request",
@@ -62,20 +77,36 @@ pub(super) async fn call(
     given: &Value,
 ) -> Option<Result<ToolResult, ToolError>> {
     Some(match name {
-        "session_status" => status(tools).await,
+        "session_status" => status(tools, given.clone()).await,
+        "spawn_session" => spawn(tools, given.clone()).await,
         "create_pull_request" => create_pull_request(tools, given.clone()).await,
         "report_blocked" => report_blocked(tools, given.clone()).await,
         _ => return None,
     })
 }
 
-async fn status(tools: &SessionTools) -> Result<ToolResult, ToolError> {
-    let mut session = tools.shared.store.session_get(&tools.session).await?.session;
-    for pull in session.repositories.iter_mut().filter_map(|one| one.pull_request.as_mut()) {
-        pull.url = tools.shared.repositories.current_url(&pull.url);
+async fn status(tools: &SessionTools, given: Value) -> Result<ToolResult, ToolError> {
+    #[derive(Deserialize)]
+    struct Wanted {
+        session: Option<SessionId>,
     }
-    let status = describe(&session);
+    let Wanted { session } = arguments(given)?;
+    let wanted = session.as_ref().unwrap_or(&tools.session);
+    let status = describe(&tools.host()?.relative(&tools.session, wanted).await?);
     Ok(document(&status, status.clone()))
+}
+
+async fn spawn(tools: &SessionTools, given: Value) -> Result<ToolResult, ToolError> {
+    #[derive(Deserialize)]
+    struct Wanted {
+        prompt: PromptText,
+        key: String,
+        repository: Option<RepositoryRef>,
+    }
+    let Wanted { prompt, key, repository } = arguments(given)?;
+    let child = ChildSpec { prompt, key, repository };
+    let child = describe(&tools.host()?.spawn_child(&tools.session, child).await?);
+    Ok(document(&child, child.clone()))
 }
 
 /// What an agent may know of a session.
@@ -180,7 +211,7 @@ mod tests {
 
     #[test]
     fn optional_arguments_are_not_required() {
-        let [_, pull_request, blocked] = DEFINITIONS.map(|definition| definition.to_json());
+        let [_, _, pull_request, blocked] = DEFINITIONS.map(|definition| definition.to_json());
         assert_eq!(pull_request["inputSchema"]["required"], json!([]));
         assert_eq!(blocked["inputSchema"]["required"].as_array().unwrap().len(), 4);
         assert!(blocked["inputSchema"]["properties"]["checkpoint"].is_object());

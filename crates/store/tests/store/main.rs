@@ -4,6 +4,7 @@
 mod appends;
 mod blobs;
 mod checkouts;
+mod children;
 mod damage;
 mod events;
 mod faults;

@@ -210,3 +210,31 @@ async fn tests_run_by_tool_end_with_the_turn() {
     let (exit, _) = host.exec(&session, "harvest", "kill -0 $(cat /tmp/pid)").await;
     assert_ne!(exit, Exit::Code(0), "the tests still run");
 }
+
+#[tokio::test]
+async fn spawned_session_is_created_once_per_key() {
+    let host = Host::start().await;
+    host.repository("calc", SAMPLE).await;
+    host.repository("other", SAMPLE).await;
+    let spawn =
+        call("spawn_session", r#"{"prompt":"Do a part.","key":"part 1","repository":"other"}"#);
+    let session = host
+        .scripted("calc", "Split it.", &json!([{ "bash": format!("{spawn}; {spawn}") }]))
+        .await
+        .id;
+    let result = result_after(&host, &session, 0).await;
+    let child = &result["structuredContent"];
+    assert_eq!(child["repositories"], json!(["local/other"]));
+    let all = host.harvest(["--json", "ls", "--all"]);
+    let all: Vec<Value> = serde_json::from_str(&all.stdout).unwrap();
+    assert_eq!(all.len(), 2, "two calls with one key create one session");
+    let id: SessionId = child["session"].as_str().unwrap().parse().unwrap();
+    host.follow(id.clone()).until("the child's turn", completed).await;
+    assert_eq!(host.show(&id).await.network, host.show(&session).await.network);
+
+    let status = call("session_status", &format!(r#"{{"session":"{id}"}}"#));
+    let before = host.show(&session).await.seq;
+    host.prompt(&session, "How is it?", &json!([{ "bash": status }])).await;
+    let told = result_after(&host, &session, before).await;
+    assert_eq!(told["structuredContent"]["session"], json!(id));
+}

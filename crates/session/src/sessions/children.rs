@@ -1,0 +1,118 @@
+//! Sessions that agents create for parts of their work. They have no more rights than their parent:
+//! its author, agent, model and network policy, and registered repositories.
+
+use harvest_proto::{
+    SessionId,
+    api::{CreateSession, Session, UseRepository},
+};
+use harvest_store::{ChildCounts, Lineage, SessionRecord, Write};
+
+use super::Sessions;
+use crate::{error::SessionError, tool_host::ChildSpec};
+
+// Of the sessions below one that a user created.
+const MAX_DEPTH: u32 = 2;
+const MAX_ACTIVE: u64 = 5;
+const MAX_CHILDREN: u64 = 15;
+
+impl Sessions {
+    /// Creates a child of a session, or returns the one that was created with the same key.
+    pub(super) async fn spawn(
+        &self,
+        parent: &SessionId,
+        child: ChildSpec,
+    ) -> Result<Session, SessionError> {
+        let store = &self.shared.store;
+        let key = format!("{parent}/{}", child.key);
+        let _one_at_a_time = self.shared.spawning.lock().await;
+        if let Some(known) = store.session_by_key(&key).await? {
+            return self.get(&known).await;
+        }
+        let record = store.session_get(parent).await?;
+        let above = store.child_lineage(parent).await?;
+        let root = above.as_ref().map_or_else(|| parent.clone(), |above| above.root.clone());
+        check_limits(depth(above.as_ref()) + 1, store.child_counts(&root).await?)?;
+        let lineage = Lineage { parent: parent.clone(), root };
+        let author = record.session.author.clone();
+        self.create_with(request(record, child, key), author, vec![Write::ChildOf(lineage)]).await
+    }
+
+    /// The session that a user created, above this one.
+    pub(super) async fn root_of(&self, session: &SessionId) -> Result<SessionId, SessionError> {
+        let lineage = self.shared.store.child_lineage(session).await?;
+        Ok(lineage.map_or_else(|| session.clone(), |lineage| lineage.root))
+    }
+}
+
+/// How many sessions are above one with this lineage.
+fn depth(lineage: Option<&Lineage>) -> u32 {
+    match lineage {
+        None => 0,
+        Some(lineage) if lineage.parent == lineage.root => 1,
+        Some(_) => MAX_DEPTH,
+    }
+}
+
+fn check_limits(depth: u32, counts: ChildCounts) -> Result<(), SessionError> {
+    let (what, hint) = if depth > MAX_DEPTH {
+        let what = "this session was created by one that was created itself".to_owned();
+        (what, "do this part of the work here")
+    } else if counts.all >= MAX_CHILDREN {
+        let what = format!("{MAX_CHILDREN} of {MAX_CHILDREN} sessions were created");
+        (what, "do the rest of the work here")
+    } else if counts.active >= MAX_ACTIVE {
+        let what = format!("{} of {MAX_ACTIVE} created sessions are at work", counts.active);
+        (what, "wait until one has ended; session_status shows its state")
+    } else {
+        return Ok(());
+    };
+    Err(SessionError::conflict("child_limit", what, hint))
+}
+
+fn request(record: SessionRecord, child: ChildSpec, key: String) -> CreateSession {
+    let session = record.session;
+    let same = record.checkouts.into_iter().next().map(|first| UseRepository {
+        name: Some(first.repository.into()),
+        url: None,
+        base: first.base,
+    });
+    let other =
+        child.repository.map(|name| UseRepository { name: Some(name), url: None, base: None });
+    CreateSession {
+        repositories: other.or(same).into_iter().collect(),
+        prompt: Some(child.prompt),
+        agent: Some(session.agent),
+        model: session.model,
+        network: Some(session.network),
+        no_questions: record.no_questions,
+        key: Some(key),
+        ..CreateSession::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn created_sessions_are_limited() {
+        let refused = |depth, all, active| {
+            let refused = check_limits(depth, ChildCounts { all, active });
+            refused.err().map(|error| error.to_string())
+        };
+        assert_eq!(refused(1, 0, 0), None);
+        assert_eq!(refused(2, 14, 4), None);
+        assert!(refused(3, 0, 0).unwrap().contains("created itself"));
+        assert_eq!(refused(1, 15, 0).unwrap(), "15 of 15 sessions were created");
+        assert_eq!(refused(1, 5, 5).unwrap(), "5 of 5 created sessions are at work");
+    }
+
+    #[test]
+    fn depth_follows_from_parent_and_root() {
+        let [root, child] = [SessionId::random(), SessionId::random()];
+        let below = |parent: &SessionId| Lineage { parent: parent.clone(), root: root.clone() };
+        assert_eq!(depth(None), 0);
+        assert_eq!(depth(Some(&below(&root))), 1);
+        assert_eq!(depth(Some(&below(&child))), 2);
+    }
+}
