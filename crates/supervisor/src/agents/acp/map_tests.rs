@@ -81,6 +81,17 @@ fn new_conversation_is_kept_and_reported() {
 }
 
 #[test]
+fn harvest_tools_are_offered_where_http_is_taken() {
+    let mut acp = Acp::default();
+    acp.init_line();
+    let result = json!({"agentCapabilities": {"mcpCapabilities": {"http": true}}});
+    let line = json!({"jsonrpc": "2.0", "id": 1, "result": result}).to_string();
+    let url = "http://mcp.harvest.internal/mcp";
+    let server = json!({"type": "http", "name": "harvest", "url": url, "headers": []});
+    assert_eq!(sent(&lines(&mut acp, &[line]))[0]["params"]["mcpServers"], json!([server]));
+}
+
+#[test]
 fn saved_conversation_is_resumed_where_offered() {
     let with = |capabilities: Value| {
         let mut acp = Acp { saved: Some("ses_1".into()), ..Acp::default() };

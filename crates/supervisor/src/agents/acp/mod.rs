@@ -9,7 +9,7 @@
 mod map;
 mod opencode;
 
-use harvest_proto::{EventBody, bridge::TurnRequest};
+use harvest_proto::{EventBody, bridge::TurnRequest, door::MCP_NAME};
 use serde_json::{Value, json};
 
 use super::{
@@ -27,6 +27,8 @@ pub(crate) struct Acp {
     /// The conversation.
     session: String,
     version: Option<String>,
+    /// Whether it uses MCP servers over HTTP.
+    takes_http_servers: bool,
     /// Whether the agent replays a conversation; none of it is new.
     replaying: bool,
     /// Whether the prompt has caused an event.
@@ -108,19 +110,31 @@ impl Acp {
         let capabilities = &result["agentCapabilities"];
         let resumes = capabilities["sessionCapabilities"]["resume"].is_object();
         let loads = capabilities["loadSession"].as_bool().unwrap_or(false);
+        self.takes_http_servers =
+            capabilities["mcpCapabilities"]["http"].as_bool().unwrap_or(false);
         let method = match self.saved {
             Some(_) if resumes => "session/resume",
             Some(_) if loads => "session/load",
             _ => return vec![self.new_session()],
         };
         self.replaying = true;
-        let params = json!({"sessionId": self.saved, "cwd": self.cwd, "mcpServers": []});
+        let params =
+            json!({"sessionId": self.saved, "cwd": self.cwd, "mcpServers": self.mcp_servers()});
         vec![Signal::Send(self.requests.request(Purpose::Resume, method, &params))]
     }
 
     fn new_session(&mut self) -> Signal {
-        let params = json!({"cwd": self.cwd, "mcpServers": []});
+        let params = json!({"cwd": self.cwd, "mcpServers": self.mcp_servers()});
         Signal::Send(self.requests.request(Purpose::New, "session/new", &params))
+    }
+
+    /// Harvest's own tools, at their door.
+    fn mcp_servers(&self) -> Value {
+        let url = format!("http://{MCP_NAME}/mcp");
+        match self.takes_http_servers {
+            true => json!([{"type": "http", "name": "harvest", "url": url, "headers": []}]),
+            false => json!([]),
+        }
     }
 
     fn ready(&mut self, session: &str, result: &Value, is_new: bool) -> Vec<Signal> {

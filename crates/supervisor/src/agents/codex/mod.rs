@@ -26,7 +26,7 @@ use super::{
 const ENV: [(&str, &str); 1] = [("OPENAI_API_KEY", "held-by-the-gateway")];
 
 /// The configuration, as values of `-c`. Flags leave `~/.codex/config.toml` to the user.
-const CONFIG: [(&str, &str); 9] = [
+const CONFIG: [(&str, &str); 10] = [
     ("model_provider", r#""harvest""#),
     ("approval_policy", r#""never""#),
     // The sandbox around it is ours.
@@ -39,7 +39,11 @@ const CONFIG: [(&str, &str); 9] = [
     ("features.plugins", "false"),
     ("history.persistence", r#""none""#),
     ("model_providers.harvest", PROVIDER),
+    ("mcp_servers.harvest", TOOLS),
 ];
+
+/// Harvest's own tools, at their door.
+const TOOLS: &str = r#"{ url = "http://mcp.harvest.internal/mcp" }"#;
 
 const PROVIDER: &str = concat!(
     r#"{ name = "Harvest", base_url = "http://model.harvest.internal/v1", "#,
@@ -189,7 +193,11 @@ fn argv(launch: &AgentLaunch) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use harvest_proto::{AgentName, bridge::*, door::MODEL_NAME};
+    use harvest_proto::{
+        AgentName,
+        bridge::*,
+        door::{MCP_NAME, MODEL_NAME},
+    };
 
     use super::*;
 
@@ -207,6 +215,7 @@ mod tests {
         };
         let argv = argv(&launch).join(" ");
         assert!(argv.contains(&format!(r#"base_url = "http://{MODEL_NAME}/v1""#)), "{argv}");
+        assert!(argv.contains(&format!(r#"url = "http://{MCP_NAME}/mcp""#)), "{argv}");
         assert!(argv.contains("-c features.default_mode_request_user_input=true "), "{argv}");
         assert!(argv.ends_with(r#"-c model="gpt \"5\"""#), "{argv}");
     }
