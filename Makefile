@@ -26,7 +26,7 @@ bench: PACKAGES_WANTED = $(PACKAGES) $(BENCH_PACKAGES)
 bench: packages
 	cargo supervisor
 	cargo build --release --workspace --bins
-	target/release/harvest image build claude
+	target/release/harvest image build agents
 	target/release/harvest-bench --json target/bench.json $(BENCH)
 
 # Only the program, without tests and benchmarks.

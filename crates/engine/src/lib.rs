@@ -79,8 +79,8 @@ pub use records::random_name;
 pub use sandbox_record::{DiskLimitStop, Running, SandboxState};
 pub use snapshot::{Captured, Durability, Snapshot};
 pub use spec::{
-    Bind, IDS_PER_SANDBOX, ImageConfig, LayerId, Limits, Network, Origin, Owner, ParseLayerIdError,
-    ParseVolumeNameError, Spec, VolumeMount, VolumeName,
+    AGENTS_FILE, Bind, IDS_PER_SANDBOX, ImageConfig, LayerId, Limits, Network, Origin, Owner,
+    ParseLayerIdError, ParseVolumeNameError, Spec, VolumeMount, VolumeName,
 };
 pub use store::{Driver, ParseDriverError, StoreKind};
 pub use volume::{

@@ -57,11 +57,22 @@ pub struct ImageConfig {
     pub user: String,
     /// An absolute path inside.
     pub workdir: String,
+    /// The agents that the image states in [`AGENTS_FILE`], with their versions.
+    #[serde(default)]
+    pub agents: BTreeMap<String, String>,
 }
+
+/// The file in which an image states its agents: one JSON object from names to versions.
+pub const AGENTS_FILE: &str = "etc/harvest/agents.json";
 
 impl Default for ImageConfig {
     fn default() -> Self {
-        Self { env: BTreeMap::new(), user: "root".to_owned(), workdir: "/".to_owned() }
+        Self {
+            env: BTreeMap::new(),
+            user: "root".to_owned(),
+            workdir: "/".to_owned(),
+            agents: BTreeMap::new(),
+        }
     }
 }
 

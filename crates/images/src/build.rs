@@ -309,7 +309,8 @@ impl Build<'_> {
         state: &BuildState,
     ) -> Result<(), ImageError> {
         let host = HostConfig::write(self.cache.create_folder()?, state.suite.as_deref())?;
-        let has_sources = copy::has_file(&self.layer_paths(state)?, Path::new(bootstrap::SOURCES));
+        let sources = Path::new(bootstrap::SOURCES);
+        let has_sources = copy::open_file(&self.layer_paths(state)?, sources).is_some();
         let spec = Spec {
             id: SandboxId::random(),
             from: Origin::Layers { layers: state.layers.clone(), config: state.config.clone() },

@@ -3,6 +3,7 @@
 //! leaves the old image or the new one.
 
 use std::{
+    collections::BTreeMap,
     fmt,
     fs::{self, File},
     io::{self, Read},
@@ -11,7 +12,7 @@ use std::{
 };
 
 use harvest_engine::{
-    Engine, Image, ImageConfig, LayerCache, LayerId, copy_tree, is_image_name, tree,
+    AGENTS_FILE, Engine, Image, ImageConfig, LayerCache, LayerId, copy_tree, is_image_name, tree,
 };
 use harvest_proto::{ImageId, Timestamp, api::ImageLine};
 use rustix::fs::{AtFlags, FileType};
@@ -19,6 +20,7 @@ use rustix::fs::{AtFlags, FileType};
 use crate::{
     ImageError,
     archive::decompressed,
+    build::copy::open_file,
     layer_key::{content_key, key, layer_of_key},
     oci::{self, Digest, PullError, PullOptions, Reference},
     stream::{CountingReader, ReportingReader, StreamStats, elapsed_millis, hex},
@@ -275,14 +277,35 @@ pub(crate) fn write_image(
     cache: &LayerCache<'_>,
     name: &str,
     layers: Vec<LayerId>,
-    config: ImageConfig,
+    mut config: ImageConfig,
     recipe_key: String,
     source: String,
 ) -> Result<Image, ImageError> {
+    config.agents = stated_agents(cache, &layers)?;
     let bytes = cache.tree_bytes(&layers)?;
     let created_at = Timestamp::from(SystemTime::now());
     let (id, name) = (ImageId::random(), name.to_owned());
     let image = Image { id, name, layers, config, recipe_key, bytes, created_at, source };
     cache.write_image(&image)?;
     Ok(image)
+}
+
+// A statement is a few dozen bytes; the file comes from the image, which may be hostile.
+const MAX_AGENTS_BYTES: u64 = 64 * 1024;
+
+/// The agents that an image states. The record keeps them, so that nothing has to be mounted to
+/// know whether a session can start.
+fn stated_agents(
+    cache: &LayerCache<'_>,
+    layers: &[LayerId],
+) -> Result<BTreeMap<String, String>, ImageError> {
+    let top_first = layers.iter().rev().map(|layer| cache.layer_path(layer));
+    let paths = top_first.collect::<Result<Vec<_>, _>>()?;
+    let Some(file) = open_file(&paths, Path::new(AGENTS_FILE)) else {
+        return Ok(BTreeMap::new());
+    };
+    serde_json::from_reader(file.take(MAX_AGENTS_BYTES)).map_err(|error| {
+        let reason = format!("/{AGENTS_FILE} is no JSON object of agents and versions: {error}");
+        ImageError::Invalid { reason }
+    })
 }

@@ -3,7 +3,8 @@
 
 use std::{
     ffi::{CString, OsStr},
-    fs, io,
+    fs::{self, File},
+    io,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::ffi::OsStrExt,
@@ -13,7 +14,7 @@ use std::{
 
 use harvest_engine::{copy_tree, tree};
 use rustix::{
-    fs::{AtFlags, FileType, Gid, Mode, Uid},
+    fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid},
     io::Errno,
 };
 
@@ -102,23 +103,25 @@ fn copy_metadata(folder: &Path, like: Option<&OwnedFd>) -> Result<(), ImageError
     set().map_err(|e| ImageError::file("create", folder, e))
 }
 
-/// Whether the layers `below` (top first) have a file of this path. Follows no symlink.
-pub(crate) fn has_file(below: &[PathBuf], path: &Path) -> bool {
-    let find = || -> Option<bool> {
-        let mut visible =
-            below.iter().map(|root| tree::open_root(root).ok()).collect::<Option<Vec<_>>>()?;
-        let parts: Vec<CString> = path
-            .components()
-            .map(|part| CString::new(part.as_os_str().as_bytes()).ok())
-            .collect::<Option<_>>()?;
-        let (last, folders) = parts.split_last()?;
-        for name in folders {
-            visible = lookup_folders(&visible, name).ok()??;
-        }
-        let stat = visible.iter().find_map(|folder| tree::stat(folder.as_fd(), last).ok())?;
-        Some(FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
-    };
-    find().unwrap_or(false)
+/// Opens a file of the layers `below` (top first). Follows no symlink.
+pub(crate) fn open_file(below: &[PathBuf], path: &Path) -> Option<File> {
+    let mut visible =
+        below.iter().map(|root| tree::open_root(root).ok()).collect::<Option<Vec<_>>>()?;
+    let parts: Vec<CString> = path
+        .components()
+        .map(|part| CString::new(part.as_os_str().as_bytes()).ok())
+        .collect::<Option<_>>()?;
+    let (last, folders) = parts.split_last()?;
+    for name in folders {
+        visible = lookup_folders(&visible, name).ok()??;
+    }
+    let found = |folder| Some((folder, tree::stat(AsFd::as_fd(folder), last).ok()?));
+    let (folder, stat) = visible.iter().find_map(found)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return None;
+    }
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Some(rustix::fs::openat(folder, last, flags, Mode::empty()).ok()?.into())
 }
 
 #[cfg(test)]
@@ -185,9 +188,9 @@ mod tests {
         fs::create_dir_all(case.at("base/etc/apt")).unwrap();
         fs::write(case.at("base/etc/apt/list"), "").unwrap();
         let below = [case.at("layer"), case.at("base")];
-        assert!(has_file(&below, Path::new("etc/apt/list")));
+        assert!(open_file(&below, Path::new("etc/apt/list")).is_some());
         let layer = tree::open_root(&case.at("layer")).unwrap();
         tree::make_whiteout(layer.as_fd(), c"etc").unwrap();
-        assert!(!has_file(&below, Path::new("etc/apt/list")));
+        assert!(open_file(&below, Path::new("etc/apt/list")).is_none());
     }
 }

@@ -182,7 +182,8 @@ fn image_config(runtime: Runtime) -> Result<ImageConfig, &'static str> {
     if !workdir.starts_with('/') || workdir.contains('\0') {
         return Err("its working directory is not an absolute path");
     }
-    Ok(ImageConfig { env, user: user(&runtime.user.unwrap_or_default())?, workdir })
+    let user = user(&runtime.user.unwrap_or_default())?;
+    Ok(ImageConfig { env, user, workdir, ..ImageConfig::default() })
 }
 
 // The supervisor looks up user names in the image, but not group names.

@@ -50,6 +50,22 @@ fn unchanged_steps_come_from_the_cache() {
 }
 
 #[test]
+fn record_of_image_carries_stated_agents() {
+    let world = world_with_files();
+    assert!(world.build(RECIPE, false).0.unwrap().config.agents.is_empty());
+    let agents = world.folder.path().join("files/agents.json");
+    fs::write(&agents, r#"{"claude": "2.1"}"#).unwrap();
+    let stated = "copy = { from = \"files\", to = \"/etc/harvest\" }";
+    let recipe = RECIPE.replace("workdir = \"/greetings\"", stated);
+    let image = world.build(&recipe, false).0.unwrap();
+    assert_eq!(image.config.agents, [("claude".to_owned(), "2.1".to_owned())].into());
+    assert_eq!(world.engine.image("small").unwrap().unwrap(), image);
+    fs::write(agents, "[]").unwrap();
+    let refused = world.build(&recipe, false).0.unwrap_err().to_string();
+    assert!(refused.contains("/etc/harvest/agents.json"), "{refused}");
+}
+
+#[test]
 fn failed_step_reports_output_and_keeps_old_image() {
     let world = world_with_files();
     let image = world.build(RECIPE, false).0.unwrap();

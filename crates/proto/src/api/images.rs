@@ -137,6 +137,9 @@ pub struct ImageConfig {
     pub user: String,
     /// Working folder: an absolute path in the sandbox.
     pub workdir: String,
+    /// Agents that the image contains, with their versions.
+    #[serde(default)]
+    pub agents: BTreeMap<String, String>,
 }
 
 /// `GET /v1/images/{name}/usage`: size and users of an image.

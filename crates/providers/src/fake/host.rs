@@ -44,7 +44,12 @@ fn image(name: &str, id: &ImageId) -> Image {
 }
 
 pub(super) fn config() -> ImageConfig {
-    ImageConfig { env: BTreeMap::new(), user: "root".to_owned(), workdir: "/".to_owned() }
+    ImageConfig {
+        env: BTreeMap::new(),
+        user: "root".to_owned(),
+        workdir: "/".to_owned(),
+        agents: BTreeMap::new(),
+    }
 }
 
 impl Fake {

@@ -242,5 +242,6 @@ fn api_image(image: EngineImage) -> Image {
 }
 
 pub(super) fn config(config: harvest_engine::ImageConfig) -> ImageConfig {
-    ImageConfig { env: config.env, user: config.user, workdir: config.workdir }
+    let harvest_engine::ImageConfig { env, user, workdir, agents } = config;
+    ImageConfig { env, user, workdir, agents }
 }

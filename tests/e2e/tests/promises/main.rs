@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that meets an error has failed")]
 
 mod agent_descriptors;
+mod agent_images;
 mod agents;
 mod background_server;
 mod boot_retries;
