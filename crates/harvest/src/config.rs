@@ -51,7 +51,8 @@ pub(crate) struct Config {
     pub(crate) trusted: Vec<String>,
     /// Hosts with private addresses that git remotes and trusted names may be at.
     pub(crate) private_hosts: Vec<String>,
-    pub(crate) image: String,
+    /// The image of sessions; without it, the server chooses.
+    pub(crate) image: Option<String>,
     /// The name of the first token's user, who authors commits.
     pub(crate) author_name: Option<String>,
     pub(crate) author_email: Option<String>,
@@ -147,7 +148,7 @@ impl Config {
             log_format: file.log_format.expect(HAS_DEFAULT),
             trusted: file.trusted.unwrap_or_default().0,
             private_hosts,
-            image: file.image.expect(HAS_DEFAULT),
+            image: file.image,
             author_name: file.author_name,
             author_email: file.author_email,
             budget_tokens: file.budget_tokens,

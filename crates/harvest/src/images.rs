@@ -4,8 +4,12 @@ use std::{fs::File, io::Read, path::Path, time::Instant};
 
 use anyhow::{Context, Result, bail};
 use futures_util::{StreamExt, stream};
-use harvest_proto::api::{CreateImage, Image, ImageLine, ImageSource};
+use harvest_proto::{
+    AgentName,
+    api::{CreateImage, Image, ImageLine, ImageSource},
+};
 use harvest_server::in_process::{ByteStream, RequestBody};
+use harvest_session::{ALL_AGENTS, default_image};
 use reqwest::Method;
 use tokio::sync::mpsc;
 
@@ -79,6 +83,16 @@ pub(crate) async fn ensure(backend: &Backend, named: &str, print: Printer) -> Re
     let time = human_elapsed(began);
     print.note(format!("Built {} in {time}", image.name));
     Ok(image.name)
+}
+
+/// The image of sessions of the default agent where none is configured.
+pub(crate) async fn default_name(backend: &Backend) -> Result<String> {
+    let has_all = match backend.get::<Image>(&format!("/v1/images/{ALL_AGENTS}")).await {
+        Ok(_) => true,
+        Err(error) if has_code(&error, "image_missing") => false,
+        Err(error) => return Err(error),
+    };
+    Ok(default_image(AgentName::default(), has_all).to_owned())
 }
 
 fn has_code(error: &anyhow::Error, code: &str) -> bool {

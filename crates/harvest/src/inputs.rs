@@ -183,7 +183,7 @@ mod tests {
             url: "https://h/src".into(),
             base: None,
             secret: None,
-            image: "claude".into(),
+            image: None,
             build: None,
             created_at: harvest_proto::Timestamp::from_millis(0),
         }];

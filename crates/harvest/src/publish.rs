@@ -346,7 +346,7 @@ mod tests {
             url: String::new(),
             base: None,
             secret: None,
-            image: String::new(),
+            image: None,
             build: None,
             created_at: harvest_proto::Timestamp::from_millis(0),
         }

@@ -53,7 +53,7 @@ pub use harvest_store::{Claim, Lease, SessionFilter, Store, StoreError};
 pub use history::HistoryLimits;
 pub use ledger::StoreLedger;
 pub use metrics::{Histogram, MetricCounts};
-pub use repositories::{BUILD_POLICY, Repositories};
+pub use repositories::{ALL_AGENTS, BUILD_POLICY, Repositories, default_image};
 pub use retention::Retention;
 pub use sandboxes::{Limits, Sandboxes};
 pub use server_parts::{Config, Dependencies, ServerParts};

@@ -27,36 +27,22 @@ use crate::{
     timeouts::Timeouts,
 };
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Config {
     pub timeouts: Timeouts,
     pub limits: Limits,
     pub retention: Retention,
     /// Resource limits of a session's sandbox; the provider's defaults for absent ones.
     pub resources: SandboxLimits,
-    /// The default image of repositories.
-    pub image: String,
+    /// The image of sessions and repositories that name none; without it, the one with all agents
+    /// if that is built.
+    pub image: Option<String>,
     /// The names `trusted` sandboxes may reach.
     pub trusted: Vec<AllowedName>,
     /// Hosts with private addresses that repositories may be at.
     pub private_hosts: PrivateHosts,
     /// The token budget of a session, input and output; beyond it model calls are refused.
     pub budget_tokens: Option<u64>,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            timeouts: Timeouts::default(),
-            limits: Limits::default(),
-            retention: Retention::default(),
-            resources: SandboxLimits::default(),
-            image: "claude".to_owned(),
-            trusted: Vec::new(),
-            private_hosts: PrivateHosts::default(),
-            budget_tokens: None,
-        }
-    }
 }
 
 /// Everything the parts of a server depend on.

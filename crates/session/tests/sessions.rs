@@ -282,7 +282,7 @@ async fn failed_boot_reports_reason_and_keeps_prompt() {
 async fn missing_image_fails_at_once() {
     let harness = Harness::new().await;
     let sessions = harness.serve().await;
-    harness.fake.remove_image("claude");
+    harness.fake.break_image("agents");
     let id = harness.session(&sessions, Some("hello")).await.id;
     until_state(&sessions, &id, SessionState::Failed).await;
     assert_eq!(sessions.get(&id).await.unwrap().reason, StateReason::StartFailed);

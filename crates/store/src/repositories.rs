@@ -143,7 +143,7 @@ fn read(row: &DbRow) -> Result<Repository, StoreError> {
         url: row::text(row, "url")?,
         base: row::parsed_optional(row, "base")?,
         secret: row::optional(row, "secret")?,
-        image: row::text(row, "image")?,
+        image: row::optional(row, "image")?,
         build: builds::read(row)?,
         created_at: row::time(row, "created_at")?,
     })

@@ -190,7 +190,7 @@ CREATE TABLE repositories (
     url TEXT NOT NULL,
     base TEXT,
     secret TEXT,
-    image TEXT NOT NULL,
+    image TEXT,
     created_at BIGINT NOT NULL
 );
 

@@ -196,7 +196,7 @@ fn row(repository: &Repository) -> [String; 6] {
         build.map_or_else(none, |build| age(build.built_at)),
         build.map_or_else(none, |build| short_commit(&build.commit).to_owned()),
         check.map_or_else(none, |check| check.outcome.to_string()),
-        repository.image.clone(),
+        repository.image.clone().unwrap_or_else(|| "default".to_owned()),
         repository.url.clone(),
     ]
 }

@@ -103,8 +103,8 @@ table! {
             "Hosts on private networks that git remotes and trusted names may be at, such as \
              `git.corp.example`, `*.corp.example` or `10.0.0.5`; everything else with a private \
              address is refused";
-        image: String, "name", "`claude`",
-            "The image sandboxes start from";
+        image: String, "name", "the image `agents` if it is built, else the smallest one with the session's agent",
+            "The image that sessions start from";
         author_name: String, "text", "git's own `user.name`, else `You`",
             "The name of the commit author, followed by ` (Harvest)`; read when the first token is \
              created";

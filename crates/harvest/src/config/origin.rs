@@ -154,7 +154,7 @@ mod tests {
         assert_eq!(shown("log"), ("info", path.as_str()));
         assert_eq!(shown("hosts"), ("a,b", path.as_str()));
         assert_eq!(shown("token"), ("***", path.as_str()));
-        assert_eq!(shown("image"), ("claude", "default"));
+        assert_eq!(shown("store_driver"), ("dir", "default"));
         assert!(!format!("{settings:?}").contains("planted"), "{settings:?}");
         assert_eq!(shown("upstreams.own.url"), ("https://own.example", path.as_str()));
         assert_eq!(shown("upstreams.openai.url"), ("https://api.openai.com/v1", "default"));

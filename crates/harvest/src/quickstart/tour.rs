@@ -95,8 +95,12 @@ impl Tour<'_> {
 
     async fn image(&mut self) -> Result<()> {
         self.begin("An image to start sandboxes from");
-        let name = &self.ctx.config.image;
-        images::ensure(&Backend::from_client(self.client.clone()), name, self.ctx.print).await?;
+        let backend = Backend::from_client(self.client.clone());
+        let name = match &self.ctx.config.image {
+            Some(name) => name.clone(),
+            None => images::default_name(&backend).await?,
+        };
+        images::ensure(&backend, &name, self.ctx.print).await?;
         self.done(&format!("Image {name} is ready"));
         Ok(())
     }

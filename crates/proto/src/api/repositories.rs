@@ -34,8 +34,8 @@ pub struct Repository {
     pub base: Option<BranchName>,
     /// Name of the stored secret for the remote.
     pub secret: Option<String>,
-    /// Image that sandboxes start from.
-    pub image: String,
+    /// Image that sandboxes start from; null for the server's default.
+    pub image: Option<String>,
     /// The newest successful build.
     pub build: Option<Build>,
     /// Time of registration.

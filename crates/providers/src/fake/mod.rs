@@ -46,6 +46,8 @@ struct Inner {
     /// Snapshots of sandboxes that a power cut ended.
     torn: BTreeSet<SnapshotId>,
     missing_images: BTreeSet<String>,
+    missing_agents: BTreeSet<String>,
+    broken_images: BTreeSet<String>,
     created: Vec<SandboxSpec>,
     prompts_run: Arc<Mutex<Vec<PromptId>>>,
     failing: BTreeSet<FakeOp>,
@@ -126,6 +128,16 @@ impl Fake {
 
     pub fn remove_image(&self, name: &str) {
         self.inner().missing_images.insert(name.to_owned());
+    }
+
+    /// Makes an image exist, but not when a sandbox starts from it.
+    pub fn break_image(&self, name: &str) {
+        self.inner().broken_images.insert(name.to_owned());
+    }
+
+    /// Removes an agent from every image and snapshot.
+    pub fn remove_agent(&self, name: &str) {
+        self.inner().missing_agents.insert(name.to_owned());
     }
 
     /// Every created sandbox, in order.

@@ -1,10 +1,10 @@
 //! The fake as a sandbox provider.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use harvest_proto::{
-    SandboxId, SnapshotId, Timestamp,
+    AgentName, SandboxId, SnapshotId, Timestamp,
     api::{Sandbox, SandboxList, SandboxStatus},
     event::SnapshotKind,
 };
@@ -47,7 +47,9 @@ impl SandboxProvider for Fake {
             return Err(SandboxError::Missing(MissingObject::Volume(mount.name.clone())));
         }
         let files = match &spec.from {
-            StartFrom::Image(image) if inner.missing_images.contains(image) => {
+            StartFrom::Image(image)
+                if inner.missing_images.contains(image) || inner.broken_images.contains(image) =>
+            {
                 return Err(SandboxError::Missing(MissingObject::Image(image.clone())));
             }
             StartFrom::Image(_) => Files::new(),
@@ -171,12 +173,18 @@ impl SandboxProvider for Fake {
         Ok(())
     }
 
-    async fn can_start_from(&self, from: &StartFrom) -> Result<bool, SandboxError> {
+    async fn agents(
+        &self,
+        from: &StartFrom,
+    ) -> Result<Option<BTreeMap<String, String>>, SandboxError> {
         let inner = self.inner();
-        Ok(match from {
+        let exists = match from {
             StartFrom::Image(image) => !inner.missing_images.contains(image),
             StartFrom::Snapshot(snapshot) => inner.snapshots.contains_key(snapshot),
-        })
+        };
+        let stated = |name: &&&str| !inner.missing_agents.contains(**name);
+        let stated = AgentName::WORDS.iter().filter(stated);
+        Ok(exists.then(|| stated.map(|name| ((*name).to_owned(), "1".to_owned())).collect()))
     }
 
     fn snapshots(&self) -> Option<&dyn Snapshots> {

@@ -1,5 +1,7 @@
 //! Sandboxes on this machine.
 
+use std::collections::BTreeMap;
+
 use async_trait::async_trait;
 use harvest_engine::{
     EndWait, Engine, EngineError, Network, Running, SandboxState, Spec, WAIT_RETRY_DELAY,
@@ -151,11 +153,17 @@ impl SandboxProvider for Local {
         self.on(sandbox, "remove", Engine::remove).await
     }
 
-    async fn can_start_from(&self, from: &StartFrom) -> Result<bool, SandboxError> {
+    async fn agents(
+        &self,
+        from: &StartFrom,
+    ) -> Result<Option<BTreeMap<String, String>>, SandboxError> {
         let from = from.clone();
-        self.engine("cannot look up the image or snapshot", move |engine| match from {
-            StartFrom::Image(name) => engine.image(&name).map(|image| image.is_some()),
-            StartFrom::Snapshot(id) => engine.snapshot(&id).map(|snapshot| snapshot.is_some()),
+        self.engine("cannot look up the image or snapshot", move |engine| {
+            let config = match from {
+                StartFrom::Image(name) => engine.image(&name)?.map(|image| image.config),
+                StartFrom::Snapshot(id) => engine.snapshot(&id)?.map(|snapshot| snapshot.config),
+            };
+            Ok(config.map(|config| config.agents))
         })
         .await
     }

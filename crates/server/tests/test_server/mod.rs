@@ -138,7 +138,7 @@ impl TestServer {
         let shutdown = CancellationToken::new();
         let fake = Fake::new();
         // Sessions can be created but fail to start.
-        fake.remove_image("claude");
+        fake.break_image("agents");
         let parts = server_parts(folder.path(), fake.clone()).await;
         let user = Author { name: "Ada".into(), email: "ada@example.org".into() };
         let (_, token) = parts.accounts.token_create("first", user, Role::Admin).await.unwrap();

@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use harvest_proto::{
-    EventBody, PromptId, RepositoryName, SandboxId, SessionId, SnapshotId, TurnId,
+    AgentName, EventBody, PromptId, RepositoryName, SandboxId, SessionId, SnapshotId, TurnId,
     api::Prompt,
     bridge::{Boot, BootStart, Checkout, FaultCode, ToSupervisor, TurnRequest},
     event::SnapshotKind,
@@ -24,6 +24,7 @@ use crate::{
     decide::{Action, Input, SandboxState, StartFailure},
     error_chain::error_chain,
     git_remote::remote,
+    repositories::boot_start,
     sandboxes::{
         Durability, Found, MissingObject, SandboxError, SandboxSpec, StartFrom, StateVolume,
     },
@@ -84,11 +85,11 @@ impl Driver {
     fn start(&mut self, sandbox: SandboxId, epoch: u64, from: Option<SnapshotId>) {
         self.disconnect();
         let (shared, reports) = (Arc::clone(&self.shared), self.report_sender.clone());
-        let session = self.id().clone();
+        let (session, agent) = (self.id().clone(), self.record.session.agent);
         let primary = self.record.checkouts.first().map(|first| first.repository.clone());
         self.shared.tasks.spawn(async move {
             let began = shared.clock.now();
-            let (start, from) = match origin(&shared, primary.as_ref(), from).await {
+            let (start, from) = match origin(&shared, primary.as_ref(), from, agent).await {
                 Ok(origin) => origin,
                 Err(detail) => {
                     let failed =
@@ -436,20 +437,18 @@ async fn origin(
     shared: &Shared,
     primary: Option<&RepositoryName>,
     from: Option<SnapshotId>,
+    agent: AgentName,
 ) -> Result<(BootStart, StartFrom), String> {
     if let Some(snapshot) = from {
         return Ok((BootStart::Restore, StartFrom::Snapshot(snapshot)));
     }
-    let Some(repository) = primary else {
-        let image = shared.repositories.default_image().to_owned();
-        return Ok((BootStart::Fresh, StartFrom::Image(image)));
+    let repository = match primary {
+        Some(name) => Some(shared.store.repository_get(name).await.map_err(|e| error_chain(&e))?),
+        None => None,
     };
-    let repository =
-        shared.store.repository_get(repository).await.map_err(|error| error_chain(&error))?;
-    Ok(match repository.build {
-        Some(build) => (BootStart::Image, StartFrom::Snapshot(build.snapshot)),
-        None => (BootStart::Fresh, StartFrom::Image(repository.image)),
-    })
+    let from = shared.repositories.origin(repository.as_ref(), agent).await;
+    let from = from.map_err(|error| error_chain(&error))?;
+    Ok((boot_start(&from), from))
 }
 
 async fn turn_diff(

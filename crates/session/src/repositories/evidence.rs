@@ -6,11 +6,10 @@ use std::time::Duration;
 use harvest_proto::{
     EventBody, SandboxId, SessionId,
     api::{CheckOutcome, Evidence, PullRequest, Repository},
-    bridge::BootStart,
 };
 use harvest_store::{CheckoutRecord, SessionRecord, StoreError, Write};
 
-use super::{PassSpec, Repositories, RepositoryContext, check};
+use super::{PassSpec, Repositories, RepositoryContext, boot_start, check};
 use crate::{
     bridge::BridgeError,
     checkout,
@@ -18,7 +17,6 @@ use crate::{
     error::SessionError,
     error_chain::error_chain,
     forge::PullRequestSpec,
-    sandboxes::StartFrom,
     wall_clock::now,
 };
 
@@ -251,10 +249,8 @@ async fn gather(
 ) -> Result<Evidence, EphemeralError> {
     let shared = &repositories.shared;
     let PushedCommit { record, checkout, repository, commit } = work;
-    let (from, start) = match &repository.build {
-        Some(build) => (StartFrom::Snapshot(build.snapshot.clone()), BootStart::Image),
-        None => (StartFrom::Image(repository.image.clone()), BootStart::Fresh),
-    };
+    let from = repositories.origin(Some(repository), record.session.agent).await?;
+    let start = boot_start(&from);
     let pass = PassSpec { branch: None, ..PassSpec::from(record) };
     let pass = repositories.pass(std::slice::from_ref(repository), pass).await;
     let door = EphemeralDoor { policy: pass, observer: None };

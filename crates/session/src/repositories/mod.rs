@@ -6,14 +6,15 @@ mod check;
 mod door_policy;
 mod evidence;
 mod memory;
+mod origin;
 
 use std::{sync::Arc, time::Duration};
 
 use futures_util::stream::{self, BoxStream, StreamExt};
 use harvest_gateway::{DoorObserver, PrivateHosts, RemoteUrlError, normalize_remote_url};
 use harvest_proto::{
-    BranchName, EventBody, NetworkPolicy, RepositoryName, RepositoryRef, SandboxId, SessionId,
-    SnapshotId, UpstreamName,
+    AgentName, BranchName, EventBody, NetworkPolicy, RepositoryName, RepositoryRef, SandboxId,
+    SessionId, SnapshotId, UpstreamName,
     api::{AddRepository, Build, BuildLine, CheckOutcome, Repository},
     bridge::BootStart,
 };
@@ -37,6 +38,8 @@ use crate::{
 
 pub(crate) use door_policy::{PassSpec, Trusted};
 pub(crate) use evidence::{PullRequestText, describe_failures};
+pub(crate) use origin::boot_start;
+pub use origin::{ALL_AGENTS, default_image};
 
 /// The network policy of builds.
 pub const BUILD_POLICY: NetworkPolicy = NetworkPolicy::Trusted;
@@ -53,8 +56,8 @@ pub(crate) struct RepositoryContext {
     pub(crate) forge: Arc<dyn Forge>,
     pub(crate) sandboxes: Arc<SandboxContext>,
     pub(crate) removals: Arc<Removals>,
-    /// The default image.
-    pub(crate) image: String,
+    /// The image of sessions and repositories that name none.
+    pub(crate) image: Option<String>,
     /// The names `trusted` sandboxes may reach.
     pub(crate) trusted: Trusted,
     /// Hosts with private addresses that repositories may be at.
@@ -88,7 +91,7 @@ impl Repositories {
             url: self.shared.forge.stable_url(&url),
             base: add.base,
             secret: add.secret,
-            image: add.image.unwrap_or_else(|| self.shared.image.clone()),
+            image: add.image,
             build: None,
             created_at: now(),
         };
@@ -242,11 +245,6 @@ impl Repositories {
         })
     }
 
-    /// The image of sessions without a repository, and of repositories that name none.
-    pub(crate) fn default_image(&self) -> &str {
-        &self.shared.image
-    }
-
     /// The current form of a stored URL: the forge's own URLs change with the server's address.
     pub(crate) fn current_url(&self, url: &str) -> String {
         self.shared.forge.current_url(url)
@@ -328,7 +326,8 @@ async fn build(
     let policy = repositories.pass(std::slice::from_ref(repository), order).await;
     let door = EphemeralDoor { policy, observer: Some(refusal_observer(progress.clone())) };
     report("starting a sandbox");
-    let from = StartFrom::Image(repository.image.clone());
+    let image = repositories.image(Some(repository), AgentName::default()).await?;
+    let from = StartFrom::Image(image);
     let mut sandbox = EphemeralSandbox::start(&shared.sandboxes, sandbox, from, Some(door)).await?;
     sandbox.boot(&repository.name, repository.base.clone(), BootStart::Build, &report).await?;
     let head = checkout::head(&sandbox.bridge, &repository.name.folder()).await?;

@@ -1,7 +1,7 @@
 //! The sandbox provider: creates, finds, connects to, stops and removes sandboxes. Commands, files,
 //! terminals and agents go over the bridge and work the same on every provider.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use async_trait::async_trait;
 use harvest_gateway::DoorListener;
@@ -72,8 +72,17 @@ pub trait SandboxProvider: Send + Sync {
     /// Stops a sandbox and deletes its disk. Idempotent: an unknown sandbox counts as removed.
     async fn remove(&self, sandbox: &SandboxId) -> Result<(), SandboxError>;
 
+    /// The agents that the image or snapshot states, with their versions; `None` when it does not
+    /// exist.
+    async fn agents(
+        &self,
+        from: &StartFrom,
+    ) -> Result<Option<BTreeMap<String, String>>, SandboxError>;
+
     /// Whether the image or snapshot exists.
-    async fn can_start_from(&self, from: &StartFrom) -> Result<bool, SandboxError>;
+    async fn can_start_from(&self, from: &StartFrom) -> Result<bool, SandboxError> {
+        Ok(self.agents(from).await?.is_some())
+    }
 
     /// The limit for which the sandbox's processes were last killed, if any.
     async fn exceeded_limit(&self, _: &SandboxId) -> Option<String> {

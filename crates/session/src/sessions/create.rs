@@ -68,6 +68,12 @@ impl Sessions {
             None => Vec::new(),
         };
         first_writes.extend(writes);
+        let known = match wanted.first() {
+            Some(first) => self.known_repository(first).await?,
+            None => None,
+        };
+        let repositories = &self.shared.repositories;
+        repositories.check_agent(agent, known.as_ref(), create.from.as_ref()).await?;
         let checkouts = self.checkouts(wanted).await?;
         let title =
             prompt.as_ref().map_or_else(|| UNTITLED.to_owned(), |prompt| title(&prompt.text));
@@ -184,19 +190,27 @@ impl Sessions {
         Ok(checkouts)
     }
 
+    async fn known_repository(
+        &self,
+        wanted: &UseRepository,
+    ) -> Result<Option<Repository>, SessionError> {
+        let repositories = &self.shared.repositories;
+        if let Some(name) = &wanted.name {
+            return repositories.get(&repositories.resolve(name).await?).await.map(Some);
+        }
+        let url = repositories.checked_url(wanted.url.as_deref().unwrap_or_default())?;
+        Ok(repositories.list().await?.into_iter().find(|known| known.url == url))
+    }
+
     async fn find_or_add_repository(
         &self,
         wanted: &UseRepository,
     ) -> Result<Repository, SessionError> {
-        let repositories = &self.shared.repositories;
-        if let Some(name) = &wanted.name {
-            return repositories.get(&repositories.resolve(name).await?).await;
-        }
-        let url = &repositories.checked_url(wanted.url.as_deref().unwrap_or_default())?;
-        if let Some(known) = repositories.list().await?.into_iter().find(|known| known.url == *url)
-        {
+        if let Some(known) = self.known_repository(wanted).await? {
             return Ok(known);
         }
+        let repositories = &self.shared.repositories;
+        let url = &repositories.checked_url(wanted.url.as_deref().unwrap_or_default())?;
         let add = AddRepository { url: url.to_owned(), ..AddRepository::default() };
         repositories.add(add).await.map_err(|error| match error {
             SessionError::Conflict { code: "exists", what, .. } => SessionError::conflict(

@@ -1,7 +1,7 @@
 //! Creating sessions from several repositories or none, variables, a snapshot and a key.
 
 use harvest_proto::{
-    Hint,
+    AgentName, Hint,
     api::UseRepository,
     bridge::{BootStart, Checkout},
 };
@@ -185,7 +185,7 @@ async fn session_without_repository_gets_empty_folder() {
     let boot = harness.fake.boot(&sandbox(&sessions, &session.id).await).unwrap();
     assert_eq!((boot.start, boot.repositories.len()), (BootStart::Fresh, 0));
     let order = harness.fake.created().last().unwrap().clone();
-    assert_eq!((order.from, order.state), (StartFrom::Image("claude".into()), None));
+    assert_eq!((order.from, order.state), (StartFrom::Image("agents".into()), None));
     assert_eq!(sessions.diff(&session.id).await.unwrap(), "");
     let snapshot = sessions.pause(&session.id).await.unwrap();
     assert_eq!(sessions.get(&session.id).await.unwrap().snapshot_id, Some(snapshot));
@@ -362,4 +362,39 @@ async fn agent_and_its_forks_may_not_ask() {
             assert_eq!(boot.agent.unwrap().questions, !no_questions);
         }
     }
+}
+
+#[tokio::test]
+async fn agent_missing_in_image_is_refused_at_creation() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let agent = |agent| CreateSession { agent: Some(agent), ..CreateSession::default() };
+    let built = sessions.create(agent(AgentName::Claude), ada()).await.unwrap();
+    until_state(&sessions, &built.id, SessionState::Idle).await;
+    let snapshot = sessions.pause(&built.id).await.unwrap();
+    harness.fake.remove_agent("claude");
+    let refused = sessions.create(agent(AgentName::Claude), ada()).await.unwrap_err();
+    assert_eq!(refused.code(), "agent_missing");
+    assert!(refused.to_string().starts_with("image `agents` has no agent `claude`"), "{refused}");
+    assert!(refused.hint().unwrap().contains("`harvest image build agents`"));
+    let from = CreateSession { from: Some(snapshot), ..agent(AgentName::Claude) };
+    let refused = sessions.create(from, ada()).await.unwrap_err();
+    assert!(refused.to_string().starts_with("snapshot snp_"), "{refused}");
+    assert!(sessions.create(agent(AgentName::Scripted), ada()).await.is_ok());
+    assert_eq!(sessions.list(None, 10).await.unwrap().items.len(), 2);
+}
+
+#[tokio::test]
+async fn small_image_is_used_until_agents_is_built() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    harness.fake.remove_image("agents");
+    let session = sessions.create(CreateSession::default(), ada()).await.unwrap();
+    until_state(&sessions, &session.id, SessionState::Idle).await;
+    let order = harness.fake.created().last().unwrap().clone();
+    assert_eq!(order.from, StartFrom::Image("claude".into()));
+    harness.fake.remove_image("claude");
+    let refused = sessions.create(CreateSession::default(), ada()).await.unwrap_err();
+    assert_eq!(refused.code(), "image_missing");
+    assert_eq!(refused.hint().unwrap(), "`harvest image build claude` builds it");
 }

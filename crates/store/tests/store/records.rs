@@ -145,7 +145,7 @@ fn repository(name: &str) -> Repository {
         url: "u".into(),
         base: None,
         secret: None,
-        image: "i".into(),
+        image: Some("i".into()),
         created_at: NOW,
         build: None,
     }

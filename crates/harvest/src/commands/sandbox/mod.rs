@@ -9,12 +9,13 @@ use std::{pin::pin, time::Duration};
 use anyhow::{Result, anyhow, bail};
 use harvest_engine::{EngineError, Limits, Network, Origin, Owner, Spec};
 use harvest_proto::{
-    SandboxId,
+    AgentName, SandboxId,
     api::{
         CreateSandbox, CreatedSandbox, Sandbox, SandboxLimits, SandboxList, SandboxOwner,
         SandboxStatus,
     },
 };
+use harvest_session::{ALL_AGENTS, default_image};
 use serde_json::json;
 
 use super::{cp, exec::variables, shell};
@@ -105,7 +106,13 @@ async fn start_new(
 
 async fn plan(ctx: &Invocation, image: Option<String>) -> Result<()> {
     let engine = server_process::open_engine(&ctx.config)?;
-    let image = image.unwrap_or_else(|| ctx.config.image.clone());
+    let image = match image.or_else(|| ctx.config.image.clone()) {
+        Some(image) => image,
+        None => {
+            let has_all = engine.image(ALL_AGENTS)?.is_some();
+            default_image(AgentName::default(), has_all).to_owned()
+        }
+    };
     // The spec of a session's sandbox, without a repository's snapshot.
     let spec = Spec {
         id: SandboxId::random(),
