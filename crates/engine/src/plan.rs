@@ -15,7 +15,7 @@ use std::{
 
 use harvest_proto::{
     SandboxId,
-    launch::{DNS_ADDRESS, Descriptor, SYNTHETIC_PREFIX_BITS},
+    launch::{APP_FOLDER, DNS_ADDRESS, Descriptor, SYNTHETIC_PREFIX_BITS},
     meminfo::MemoryUsage,
 };
 use serde::{Deserialize, Serialize};
@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     cgroup::Hierarchy,
     sandbox_record::Record,
-    spec::{IDS_PER_SANDBOX, Network},
+    spec::{IDS_PER_SANDBOX, Network, Owner},
 };
 pub use capability::Capability;
 pub use step::{Namespace, PassedDescriptor, Step};
@@ -201,6 +201,9 @@ fn assigned_steps(record: &Record, layers: &[PathBuf], facts: &HostFacts) -> Vec
     steps.extend(files(record, facts));
     let cpus = visible_cpus(&facts.size.cpus, &record.limits, record.id.part());
     steps.extend(limit_files(record, facts, &cpus));
+    if record.owner == Owner::Sessions {
+        steps.push(Step::App { inside: APP_FOLDER.into() });
+    }
     steps.extend(record.binds.iter().enumerate().map(|(number, bind)| Step::Bind {
         from: PassedDescriptor { path: bind.source.clone(), number: layers.len() + number },
         inside: bind.inside.clone(),

@@ -22,6 +22,9 @@ pub const SYNTHETIC_PREFIX_BITS: u8 = 15;
 /// the host has no cgroup to freeze.
 pub const FREEZE_SIGNAL: i32 = 10;
 
+/// The folder with the instructions and the configuration of agents, in the sandbox of a session.
+pub const APP_FOLDER: &str = "/app";
+
 /// The first message of a preforked supervisor, before its sandbox is known: it prepares everything
 /// that all sandboxes have in common and waits for its launch. Once it starts no more processes on
 /// its own, it shuts its end down for writing; until then the root of its mounts must not change.
@@ -101,4 +104,7 @@ pub enum Descriptor {
     DevNull,
     /// The log, after an early launch; without one, standard error is the log.
     Log,
+    /// The folder [`APP_FOLDER`], to write: inside it is mounted read-only. Absent in sandboxes
+    /// without a session.
+    App,
 }

@@ -16,13 +16,14 @@ use harvest_proto::{
     EventBody, SessionId,
     bridge::{Boot, BootStart, Checkout, Exit, Fault, Reply},
     event::{BootPhase, PhaseStatus},
+    launch::APP_FOLDER,
     redact,
 };
 
 use self::failure::PhaseError;
 use crate::{
     agents::AgentContext,
-    capture,
+    app, capture,
     git::{Git, Synced},
     outbox::Outbox,
     sandbox::Sandbox,
@@ -99,6 +100,9 @@ impl BootRunner {
         let started: Vec<&Checkout> = boot.repositories.iter().filter(|_| !building).collect();
         self.run_phase(BootPhase::Starting, starting(&self.sandbox, &user)).await?;
         self.run_phase(BootPhase::Sync, self.sync(boot, &user, &mut fresh)).await?;
+        if !building {
+            self.prepare_agents(boot);
+        }
         let setup = hooks(&self.sandbox, &fresh, &user, ("setup.sh", timeout));
         self.run_phase(BootPhase::Setup, setup).await?;
         let start = hooks(&self.sandbox, &started, &user, ("start.sh", timeout));
@@ -117,6 +121,20 @@ impl BootRunner {
         .await?;
         self.report(BootPhase::Ready, PhaseStatus::Done, Some(0), None);
         Ok(())
+    }
+
+    /// Writes `/app`. A session works without it, so a failure is only a warning.
+    fn prepare_agents(&self, boot: &Boot) {
+        let Some(app) = self.sandbox.app.as_ref().filter(|_| boot.agent.is_some()) else { return };
+        let workspace = self.sandbox.workspace();
+        let folder = |checkout: &Checkout| format!("{workspace}/{}", checkout.folder);
+        let folders: Vec<String> = boot.repositories.iter().map(folder).collect();
+        let checkouts: Vec<&Path> = folders.iter().map(Path::new).collect();
+        let warnings = app::write(app, boot, &primary(&self.sandbox, boot), &checkouts)
+            .unwrap_or_else(|error| vec![format!("cannot write {APP_FOLDER}: {error}")]);
+        for message in warnings {
+            self.outbox.push(None, EventBody::Warning { message });
+        }
     }
 
     async fn run_phase(

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod agents;
+mod app;
 mod blobs;
 mod boot;
 mod bridge;

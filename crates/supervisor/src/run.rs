@@ -91,6 +91,7 @@ fn sandbox(launch: Launch, processes: Rc<Processes>, mut inherited: InheritedFds
         agent_group: AgentGroup::new(&mut inherited),
         oom: OomCount::new(&mut inherited),
         meminfo: Meminfo::new(&mut inherited),
+        app: inherited.take(Descriptor::App),
         detached: Rc::default(),
         model_activity: Rc::default(),
     }

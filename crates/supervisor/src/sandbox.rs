@@ -1,7 +1,7 @@
 //! The sandbox from inside: its users, environment variables, processes and cgroups. Everything
 //! that runs a process starts here.
 
-use std::{cell::RefCell, collections::BTreeMap, rc::Rc};
+use std::{cell::RefCell, collections::BTreeMap, os::fd::OwnedFd, rc::Rc};
 
 use harvest_proto::{
     bridge::{Exit, Fault},
@@ -32,6 +32,8 @@ pub(crate) struct Sandbox {
     pub(crate) oom: OomCount,
     /// Nothing where the sandbox sees the host's memory.
     pub(crate) meminfo: Option<Meminfo>,
+    /// The folder `/app`, to write; absent without a session.
+    pub(crate) app: Option<OwnedFd>,
     pub(crate) detached: Rc<Detached>,
     pub(crate) model_activity: Rc<ModelActivity>,
 }

@@ -3,6 +3,8 @@
 
 use std::os::fd::AsFd;
 
+use harvest_proto::launch::Descriptor;
+
 use super::{
     SpawnContext, StepRunner,
     mounts::{RootTree, Scratch},
@@ -106,6 +108,14 @@ impl StepRunner {
                 });
                 let file = made.doing(|| format!("create {}", inside.display()))?;
                 self.inherited.extend(writer.map(|descriptor| (descriptor, file)));
+                Ok(())
+            }
+            Step::App { inside } => {
+                let made = self.scratch()?.pid1_folder();
+                let (writable, shown) = made.doing(|| format!("create {}", inside.display()))?;
+                let attached = self.tree()?.on_folder(&shown, inside);
+                attached.doing(|| format!("mount {}", inside.display()))?;
+                self.inherited.push((Descriptor::App, writable));
                 Ok(())
             }
             _ => Err(out_of_order()),

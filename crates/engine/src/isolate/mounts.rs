@@ -162,6 +162,20 @@ impl Scratch {
         Ok(tree)
     }
 
+    /// A small file system as two mounts that are not attached anywhere yet: one to write, for pid
+    /// 1, and a read-only one.
+    pub(crate) fn pid1_folder(&self) -> io::Result<(OwnedFd, OwnedFd)> {
+        let flags = NOSUID_NODEV | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+        let tmpfs = new("tmpfs", &[("mode", "0755"), ("size", "4m")], flags)?;
+        let name = Path::new("app");
+        mkdirat(&self.0, name, Mode::from_raw_mode(0o755))?;
+        // Kernels before 6.15 clone only mounts that are attached.
+        syscall::attach_mount(&tmpfs, folder(&self.0, name)?)?;
+        let shown = syscall::clone_mount(&self.0, name, false)?;
+        syscall::set_mount_attributes(&shown, READ_ONLY | libc::MOUNT_ATTR_NOEXEC, None)?;
+        Ok((syscall::clone_mount(&self.0, name, false)?, shown))
+    }
+
     /// A new file with this text, open for writing, and a read-only mount of it that is not
     /// attached anywhere yet.
     pub(crate) fn file(&self, number: usize, text: &str) -> io::Result<(OwnedFd, OwnedFd)> {

@@ -141,6 +141,11 @@ pub enum Step {
         #[serde(skip_serializing_if = "Option::is_none", default)]
         writer: Option<Descriptor>,
     },
+    /// Mount a small file system that only pid 1 can write, through a descriptor.
+    App {
+        /// Path inside the sandbox.
+        inside: PathBuf,
+    },
     /// Mount a file or folder of the host, read-only.
     Bind {
         /// The source, passed as this descriptor.

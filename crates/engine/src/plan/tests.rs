@@ -165,3 +165,15 @@ fn plan_prints_steps_and_roundtrips_json() {
     let text = serde_json::to_string(&plan).unwrap();
     assert_eq!(serde_json::from_str::<Plan>(&text).unwrap(), plan);
 }
+
+#[test]
+fn only_sandboxes_of_sessions_have_app_folder() {
+    let has_app = |owner| {
+        let record = Record { owner, ..record(Network::Door) };
+        let steps = plan(&record, &[], &facts()).steps;
+        steps.iter().any(|step| matches!(step, Step::App { .. }))
+    };
+    assert!(has_app(Owner::Sessions));
+    // An image may well have its own `/app`.
+    assert!(!has_app(Owner::Standalone) && !has_app(Owner::Process(1)));
+}

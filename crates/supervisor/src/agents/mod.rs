@@ -9,7 +9,6 @@ mod acp;
 mod claude;
 mod codex;
 mod conversation;
-mod instructions;
 mod plan;
 mod process;
 mod rpc;
@@ -22,6 +21,7 @@ use harvest_proto::{
     bridge::{AgentLaunch, TurnRequest},
 };
 
+pub(crate) use self::acp::opencode_config;
 pub(crate) use self::process::{AgentContext, AgentOutput, AgentProcess};
 
 pub(crate) trait Agent {
@@ -65,19 +65,16 @@ pub(crate) struct AgentStart<'a> {
     pub(crate) launch: &'a AgentLaunch,
     /// The working directory.
     pub(crate) cwd: &'a str,
-    /// The folder of [`Invocation::files`].
-    pub(crate) state_folder: &'a str,
     pub(crate) resume: bool,
     /// The last [`Signal::Conversation`] on this disk, if it is to be resumed.
     pub(crate) conversation: Option<String>,
 }
 
-/// A command line, additional environment variables and files in the agent's state folder.
+/// A command line and additional environment variables.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Invocation {
     pub(crate) argv: Vec<String>,
     pub(crate) env: Vec<(String, String)>,
-    pub(crate) files: Vec<(&'static str, String)>,
 }
 
 /// The meaning of an agent's line.

@@ -151,7 +151,7 @@ impl AgentProcess {
     async fn spawn(context: &AgentContext, resume: bool) -> Result<Self, String> {
         let AgentContext { sandbox, cwd, .. } = context;
         let user = sandbox.user(Some(AGENT_USER)).map_err(|fault| fault.message)?;
-        let (agent, invocation) = prepare(context, &user, resume)?;
+        let (agent, invocation) = prepare(context, &user, resume);
         let mut spec = sandbox.process_spec(invocation.argv, &user, cwd);
         // Its tools run as the same user; they must not write lines in its name.
         spec.undumpable = true;
@@ -309,12 +309,8 @@ impl AgentProcess {
     }
 }
 
-// The adapter and how it starts its agent. The files that the agent needs are written.
-fn prepare(
-    context: &AgentContext,
-    user: &User,
-    resume: bool,
-) -> Result<(Box<dyn Agent>, Invocation), String> {
+// The adapter and how it starts its agent.
+fn prepare(context: &AgentContext, user: &User, resume: bool) -> (Box<dyn Agent>, Invocation) {
     let AgentContext { sandbox, launch, cwd, .. } = context;
     let mut agent = super::named(launch.name);
     let folder = state_folder(sandbox, user);
@@ -322,15 +318,10 @@ fn prepare(
     let invocation = agent.invocation(&AgentStart {
         launch,
         cwd,
-        state_folder: &folder.to_string_lossy(),
         resume,
         conversation: resume.then(saved).flatten(),
     });
-    for (name, text) in &invocation.files {
-        conversation::write(user, &folder, name, text)
-            .map_err(|error| format!("cannot write {}/{name}: {error}", folder.display()))?;
-    }
-    Ok((agent, invocation))
+    (agent, invocation)
 }
 
 fn state_folder(sandbox: &Sandbox, user: &User) -> PathBuf {

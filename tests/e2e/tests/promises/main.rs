@@ -4,6 +4,7 @@
 mod agent_descriptors;
 mod agent_images;
 mod agents;
+mod app_folder;
 mod background_server;
 mod boot_retries;
 mod clocks;

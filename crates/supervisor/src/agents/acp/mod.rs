@@ -12,6 +12,7 @@ mod opencode;
 use harvest_proto::{EventBody, bridge::TurnRequest, door::MCP_NAME};
 use serde_json::{Value, json};
 
+pub(crate) use self::opencode::config as opencode_config;
 use super::{
     Agent, AgentStart, Invocation, Signal, rpc, rpc::OpenRequests, tool_calls::ToolCalls,
     unknown_lines::UnknownLines,

@@ -3,7 +3,10 @@
 use harvest_proto::bridge::{AgentLaunch, ModelProtocol};
 use serde_json::{Value, json};
 
-use crate::agents::{AgentStart, Invocation, instructions::instructions, owned};
+use crate::{
+    agents::{AgentStart, Invocation, owned},
+    app,
+};
 
 /// Its HTTP interface, for `opencode attach` inside the sandbox.
 const PORT: &str = "4096";
@@ -15,10 +18,9 @@ const KEY: &str = "held-by-the-gateway";
 /// The model if the session names none.
 const DEFAULT_MODEL: &str = "claude-sonnet-4-5";
 
-const INSTRUCTIONS: &str = "opencode-instructions.md";
-
-/// Nothing is fetched at run time.
-const ENV: [(&str, &str); 4] = [
+/// Nothing is fetched at run time. The file has the MCP servers.
+const ENV: [(&str, &str); 5] = [
+    ("OPENCODE_CONFIG", app::OPENCODE_CONFIG),
     ("OPENCODE_DISABLE_AUTOUPDATE", "1"),
     ("OPENCODE_DISABLE_MODELS_FETCH", "1"),
     ("OPENCODE_DISABLE_LSP_DOWNLOAD", "1"),
@@ -27,18 +29,12 @@ const ENV: [(&str, &str); 4] = [
 
 pub(super) fn invocation(start: &AgentStart<'_>) -> Invocation {
     let argv = ["opencode", "acp", "--port", PORT, "--hostname", "127.0.0.1"];
-    let instructions_file = format!("{}/{INSTRUCTIONS}", start.state_folder);
     let mut env = owned(&ENV);
-    let config = config(start.launch, &instructions_file).to_string();
-    env.push(("OPENCODE_CONFIG_CONTENT".to_owned(), config));
-    Invocation {
-        argv: argv.map(str::to_owned).into(),
-        env,
-        files: vec![(INSTRUCTIONS, instructions(start.cwd))],
-    }
+    env.push(("OPENCODE_CONFIG_CONTENT".to_owned(), config(start.launch).to_string()));
+    Invocation { argv: argv.map(str::to_owned).into(), env }
 }
 
-fn config(launch: &AgentLaunch, instructions: &str) -> Value {
+pub(crate) fn config(launch: &AgentLaunch) -> Value {
     let name = launch.model.as_deref().unwrap_or(DEFAULT_MODEL);
     let model = format!("harvest/{name}");
     let package = match launch.protocol {
@@ -57,7 +53,7 @@ fn config(launch: &AgentLaunch, instructions: &str) -> Value {
         "model": model,
         "small_model": model,
         "enabled_providers": ["harvest"],
-        "instructions": [instructions],
+        "instructions": [app::RULES_FILE],
         "permission": {
             "*": "allow",
             "external_directory": "allow",
@@ -94,7 +90,7 @@ mod tests {
 
     #[test]
     fn model_requests_go_through_the_gateway() {
-        let config = config(&launch(ModelProtocol::Messages, true), "/i");
+        let config = config(&launch(ModelProtocol::Messages, true));
         let provider = &config["provider"]["harvest"];
         assert_eq!(provider["options"]["baseURL"], format!("http://{MODEL_NAME}/v1"));
         assert_eq!(provider["npm"], "@ai-sdk/anthropic");
@@ -105,7 +101,7 @@ mod tests {
     #[test]
     fn questions_can_be_taken_away() {
         let question = |questions| {
-            let config = config(&launch(ModelProtocol::Chat, questions), "/i");
+            let config = config(&launch(ModelProtocol::Chat, questions));
             config["permission"]["question"].as_str().map(str::to_owned)
         };
         assert_eq!(

@@ -3,6 +3,8 @@
 
 mod map;
 
+use std::path::Path;
+
 use harvest_proto::{
     PromptId,
     bridge::{AgentLaunch, TurnRequest},
@@ -10,7 +12,8 @@ use harvest_proto::{
 use serde_json::{Value, json};
 
 pub(super) use self::map::Claude;
-use super::{Agent, AgentStart, Invocation, Signal, instructions::instructions, owned};
+use super::{Agent, AgentStart, Invocation, Signal, owned};
+use crate::app;
 
 /// The id of the request whose response means that the agent is ready.
 const INITIALIZE: &str = "initialize";
@@ -40,8 +43,10 @@ const MCP_CONFIG: &str =
 impl Agent for Claude {
     fn invocation(&mut self, start: &AgentStart<'_>) -> Invocation {
         self.resumes = start.resume;
-        let argv = argv(start.launch, start.cwd, start.resume);
-        Invocation { argv, env: owned(&ENV), files: Vec::new() }
+        // Only sandboxes have the file.
+        let mcp = Path::new(app::MCP_CONFIG).exists();
+        let argv = argv(start.launch, start.cwd, start.resume, mcp);
+        Invocation { argv, env: owned(&ENV) }
     }
 
     fn init_line(&mut self) -> Option<String> {
@@ -76,7 +81,7 @@ impl Agent for Claude {
     }
 }
 
-fn argv(launch: &AgentLaunch, cwd: &str, resume: bool) -> Vec<String> {
+fn argv(launch: &AgentLaunch, cwd: &str, resume: bool, mcp: bool) -> Vec<String> {
     let fixed = [
         "claude",
         "-p",
@@ -91,13 +96,17 @@ fn argv(launch: &AgentLaunch, cwd: &str, resume: bool) -> Vec<String> {
         "bypassPermissions",
         "--permission-prompt-tool",
         "stdio",
+        // Those of the repositories are in our file: Claude Code would ask before it uses them.
         "--strict-mcp-config",
         "--mcp-config",
         MCP_CONFIG,
         "--append-system-prompt",
     ];
     let mut argv: Vec<String> = fixed.map(str::to_owned).into();
-    argv.push(instructions(cwd));
+    argv.push(app::instructions(cwd));
+    if mcp {
+        argv.extend(["--mcp-config", app::MCP_CONFIG].map(str::to_owned));
+    }
     argv.push(if resume { "--resume" } else { "--session-id" }.to_owned());
     argv.push(launch.conversation.clone());
     if let Some(model) = &launch.model {
@@ -177,13 +186,15 @@ mod tests {
             silence_millis: 1,
             restarts: harvest_proto::bridge::RestartPolicy::default(),
         };
-        let first = argv(&launch, "/workspace/shop", false).join(" ");
+        let first = argv(&launch, "/workspace/shop", false, true).join(" ");
         assert!(!first.contains("AskUserQuestion"));
         let asks_nothing = AgentLaunch { questions: false, ..launch.clone() };
-        let argv_without = argv(&asks_nothing, "/workspace/shop", false).join(" ");
+        let argv_without = argv(&asks_nothing, "/workspace/shop", false, true).join(" ");
         assert!(argv_without.ends_with("--disallowedTools AskUserQuestion"));
         assert!(first.contains("--session-id c0ffee --model opus") && !first.contains("--resume"));
-        assert!(argv(&launch, "/workspace/shop", true).join(" ").contains("--resume c0ffee"));
+        assert!(
+            argv(&launch, "/workspace/shop", true, false).join(" ").contains("--resume c0ffee")
+        );
     }
 
     #[test]

@@ -18,9 +18,10 @@ use serde_json::{Value, json};
 
 use self::questions::Questions;
 use super::{
-    Agent, AgentStart, Invocation, Signal, instructions::instructions, owned, rpc,
-    rpc::OpenRequests, tool_calls::ToolCalls, unknown_lines::UnknownLines,
+    Agent, AgentStart, Invocation, Signal, owned, rpc, rpc::OpenRequests, tool_calls::ToolCalls,
+    unknown_lines::UnknownLines,
 };
+use crate::app::instructions;
 
 /// The key is a placeholder: the gateway holds the real one.
 const ENV: [(&str, &str); 1] = [("OPENAI_API_KEY", "held-by-the-gateway")];
@@ -89,7 +90,7 @@ impl Agent for Codex {
         start.cwd.clone_into(&mut self.cwd);
         self.saved.clone_from(&start.conversation);
         self.model.clone_from(&start.launch.model);
-        Invocation { argv: argv(start.launch), env: owned(&ENV), files: Vec::new() }
+        Invocation { argv: argv(start.launch), env: owned(&ENV) }
     }
 
     fn init_line(&mut self) -> Option<String> {

@@ -1,0 +1,101 @@
+//! The folder `/app`: instructions, MCP servers and configuration for every agent. Pid 1 writes it
+//! at each boot, after the checkouts are there; all other processes, root included, can only read
+//! it. It contains no secret.
+
+mod mcp;
+mod opencode;
+
+use std::{io, os::fd::OwnedFd, path::Path};
+
+use harvest_proto::bridge::Boot;
+use rustix::fs::{Mode, OFlags};
+use serde_json::{Value, json};
+
+use crate::agents::opencode_config;
+
+/// Rules that every agent follows.
+const RULES: &str = include_str!("AGENTS.md");
+
+/// The rules as a file.
+pub(crate) const RULES_FILE: &str = "/app/AGENTS.md";
+
+/// The MCP servers, in the format of `.mcp.json`.
+pub(crate) const MCP_CONFIG: &str = "/app/mcp.json";
+
+/// OpenCode's configuration.
+pub(crate) const OPENCODE_CONFIG: &str = "/app/opencode.json";
+
+/// What an agent that works in `cwd` is told in addition to the prompt.
+pub(crate) fn instructions(cwd: &str) -> String {
+    format!("{RULES}\nYour working directory is {cwd}.\n")
+}
+
+/// Writes all files; returns warnings about files of the repositories that cannot be used.
+pub(crate) fn write(
+    folder: &OwnedFd,
+    boot: &Boot,
+    cwd: &str,
+    checkouts: &[&Path],
+) -> io::Result<Vec<String>> {
+    let installed = |program: &str| Path::new("/usr/local/bin").join(program).exists();
+    let (servers, warnings) = mcp::servers(checkouts, installed);
+    let mut opencode = boot.agent.as_ref().map_or(Value::Null, opencode_config);
+    opencode["mcp"] = opencode::servers(&servers).into();
+    for (name, text) in [
+        ("AGENTS.md", instructions(cwd)),
+        ("mcp.json", pretty(&json!({ "mcpServers": servers }))),
+        ("opencode.json", pretty(&opencode)),
+        ("memory-seed.json", pretty(&memory_seed(boot))),
+    ] {
+        write_file(folder, name, &text)?;
+    }
+    Ok(warnings)
+}
+
+fn write_file(folder: &OwnedFd, name: &str, text: &str) -> io::Result<()> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(folder, name, flags, Mode::from_raw_mode(0o644))?;
+    io::Write::write_all(&mut std::fs::File::from(file), text.as_bytes())
+}
+
+fn pretty(value: &Value) -> String {
+    format!("{value:#}\n")
+}
+
+/// The first entities of a repository's memory.
+fn memory_seed(boot: &Boot) -> Value {
+    let entity = |checkout: &harvest_proto::bridge::Checkout| {
+        json!({
+            "name": checkout.name,
+            "entityType": "repository",
+            "observations": [format!("It is checked out in /workspace/{}.", checkout.folder)],
+        })
+    };
+    json!({
+        "entities": boot.repositories.iter().map(entity).collect::<Vec<_>>(),
+        "relations": [],
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use harvest_proto::launch::APP_FOLDER;
+
+    use super::*;
+
+    #[test]
+    fn paths_are_below_the_folder() {
+        for path in [MCP_CONFIG, OPENCODE_CONFIG, RULES_FILE] {
+            assert!(path.starts_with(&format!("{APP_FOLDER}/")), "{path}");
+        }
+    }
+
+    #[test]
+    fn rules_cover_execution_isolation_and_delivery() {
+        for rule in ["Act, do not ask", "Repair what breaks", "Finish the work", "isolated", "push"]
+        {
+            assert!(RULES.contains(rule), "{rule}");
+        }
+        assert!(instructions("/workspace/shop").ends_with("directory is /workspace/shop.\n"));
+    }
+}
