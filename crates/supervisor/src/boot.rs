@@ -33,6 +33,18 @@ use crate::{
 
 const DEFAULT_HOOK_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
+/// Writes each file (a path, then its text) unless it exists.
+const WRITE_MISSING: &str = r#"set -e
+umask 077
+while [ $# -gt 1 ]; do
+    if ! [ -e "$1" ]; then
+        case $1 in */*) mkdir -p "${1%/*}" ;; esac
+        printf '%s' "$2" > "$1"
+    fi
+    shift 2
+done"#;
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// The boot of this sandbox and its progress.
 pub(crate) struct BootRunner {
     sandbox: Rc<Sandbox>,
@@ -81,6 +93,7 @@ impl BootRunner {
         }
         self.accepted.replace(Some((boot.session.clone(), boot.epoch)));
         self.sandbox.session_env.replace(boot.env.clone());
+        self.sandbox.has_agent.set(boot.agent.is_some());
         let runner = Rc::clone(self);
         tokio::task::spawn_local(async move {
             let _reported_as_event = runner.run(&boot).await;
@@ -101,7 +114,7 @@ impl BootRunner {
         self.run_phase(BootPhase::Starting, starting(&self.sandbox, &user)).await?;
         self.run_phase(BootPhase::Sync, self.sync(boot, &user, &mut fresh)).await?;
         if !building {
-            self.prepare_agents(boot);
+            self.prepare_agents(boot, &user).await;
         }
         let setup = hooks(&self.sandbox, &fresh, &user, ("setup.sh", timeout));
         self.run_phase(BootPhase::Setup, setup).await?;
@@ -123,18 +136,42 @@ impl BootRunner {
         Ok(())
     }
 
-    /// Writes `/app`. A session works without it, so a failure is only a warning.
-    fn prepare_agents(&self, boot: &Boot) {
-        let Some(app) = self.sandbox.app.as_ref().filter(|_| boot.agent.is_some()) else { return };
+    /// Writes `/app` and what agents look for in their user's home. A session works without either,
+    /// so a failure is only a warning.
+    async fn prepare_agents(&self, boot: &Boot, user: &User) {
+        if boot.agent.is_none() {
+            return;
+        }
         let workspace = self.sandbox.workspace();
         let folder = |checkout: &Checkout| format!("{workspace}/{}", checkout.folder);
-        let folders: Vec<String> = boot.repositories.iter().map(folder).collect();
-        let checkouts: Vec<&Path> = folders.iter().map(Path::new).collect();
-        let warnings = app::write(app, boot, &primary(&self.sandbox, boot), &checkouts)
-            .unwrap_or_else(|error| vec![format!("cannot write {APP_FOLDER}: {error}")]);
+        let mut folders: Vec<String> = boot.repositories.iter().map(folder).collect();
+        let mut warnings = Vec::new();
+        if let Some(app) = &self.sandbox.app {
+            let checkouts: Vec<&Path> = folders.iter().map(Path::new).collect();
+            match app::write(app, boot, &primary(&self.sandbox, boot), &checkouts) {
+                Ok(unusable) => warnings = unusable,
+                Err(error) => warnings.push(format!("cannot write {APP_FOLDER}: {error}")),
+            }
+        }
+        folders.push(workspace);
+        if let Err(why) = self.write_user_files(&folders, user).await {
+            warnings.push(format!("cannot write the agents' settings: {why}"));
+        }
         for message in warnings {
             self.outbox.push(None, EventBody::Warning { message });
         }
+    }
+
+    /// The user writes the files: where a link of its home leads, its own rights decide.
+    async fn write_user_files(&self, folders: &[String], user: &User) -> Result<(), String> {
+        let mut argv: Vec<String> = ["sh", "-c", WRITE_MISSING, "sh"].map(str::to_owned).into();
+        for (name, text) in app::user_files(folders) {
+            argv.extend([name.to_owned(), text]);
+        }
+        let home = self.sandbox.env(user).remove("HOME").unwrap_or_else(|| user.home.clone());
+        let spec = self.sandbox.process_spec(argv, user, &home);
+        let written = capture::run(&self.sandbox, spec, WRITE_TIMEOUT).await;
+        written.map_err(|fault| fault.message)?.ok().map(drop)
     }
 
     async fn run_phase(

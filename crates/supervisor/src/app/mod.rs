@@ -4,6 +4,7 @@
 
 mod mcp;
 mod opencode;
+mod shell;
 
 use std::{io, os::fd::OwnedFd, path::Path};
 
@@ -11,6 +12,7 @@ use harvest_proto::bridge::Boot;
 use rustix::fs::{Mode, OFlags};
 use serde_json::{Value, json};
 
+pub(crate) use self::shell::{env, user_files};
 use crate::agents::opencode_config;
 
 /// Rules that every agent follows.

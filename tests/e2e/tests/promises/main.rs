@@ -3,6 +3,7 @@
 
 mod agent_descriptors;
 mod agent_images;
+mod agent_shells;
 mod agents;
 mod app_folder;
 mod background_server;
