@@ -127,6 +127,7 @@ fn copy_of(
         forked_turn: None,
         key: None,
         env: template.env.clone(),
+        no_questions: false,
         at,
     };
     let state = DriverState {

@@ -141,6 +141,7 @@ async fn session(store: &Store, lease: Lease) -> Result<SessionId> {
         forked_turn: None,
         key: None,
         env: Default::default(),
+        no_questions: false,
         at: NOW,
     };
     let id = new.id.clone();

@@ -134,7 +134,7 @@ impl TestStore {
             url: format!("https://git.example.org/{name}"),
             base: None,
             secret: None,
-            image: "claude".into(),
+            image: None,
             build: None,
             created_at: Timestamp::from_millis(1),
         };

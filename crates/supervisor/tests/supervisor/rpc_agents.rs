@@ -148,7 +148,7 @@ fn another_agent_takes_over_with_the_history() {
         history,
         ..turn_request(text)
     };
-    let mut send = |owner: &mut Client, request: TurnRequest| {
+    let send = |owner: &mut Client, request: TurnRequest| {
         owner.request(|id| ToSupervisor::Prompt { id, prompt: Box::new(request) })
     };
     let refused = send(&mut owner, request("hello", None)).unwrap_err();
