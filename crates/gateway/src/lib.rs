@@ -25,8 +25,11 @@ use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 use door::Door;
 pub use door::DoorObserver;
 pub use git::{RemoteUrlError, normalize_remote_url};
-use harvest_proto::api::{ModelService, ServiceModels};
 pub use harvest_proto::script::{Script, ScriptError, ScriptRule};
+use harvest_proto::{
+    UpstreamKind, UpstreamName,
+    api::{ModelService, ServiceModels},
+};
 use ledger::{DoorPolicy, Ledger, Tools};
 pub use listener::{DoorHandle, DoorListener, DoorSocket, DoorStream};
 pub use model::{Upstream, UpstreamError, Upstreams};
@@ -75,6 +78,12 @@ impl Gateway {
             services.push(upstream.service(name, self.shared.ledger.as_ref()).await);
         }
         services
+    }
+
+    /// The kind of a model service; `None` when there is none of this name.
+    #[must_use]
+    pub fn upstream_kind(&self, name: &UpstreamName) -> Option<UpstreamKind> {
+        self.shared.config.upstreams.get(name).map(|upstream| upstream.kind)
     }
 
     /// The model services and the models that each lists now.

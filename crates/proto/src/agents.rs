@@ -1,6 +1,6 @@
 //! Names of the supported agents: one list for the CLI, the API and the supervisor.
 
-use crate::{UpstreamKind, UpstreamName, text::word_enum};
+use crate::{UpstreamKind, UpstreamName, bridge::ModelProtocol, text::word_enum};
 
 word_enum!(
     /// A supported agent.
@@ -28,6 +28,16 @@ impl AgentName {
         }
     }
 
+    /// The protocol in which the agent speaks to such an upstream.
+    #[must_use]
+    pub const fn protocol(self, kind: UpstreamKind) -> ModelProtocol {
+        match (self, kind) {
+            (Self::Codex, _) | (Self::Opencode, UpstreamKind::Openai) => ModelProtocol::Responses,
+            (Self::Opencode, UpstreamKind::OpenaiChat) => ModelProtocol::Chat,
+            (Self::Claude | Self::Opencode | Self::Scripted, _) => ModelProtocol::Messages,
+        }
+    }
+
     /// Whether the agent speaks a protocol of such an upstream.
     #[must_use]
     pub const fn can_use(self, kind: UpstreamKind) -> bool {
@@ -43,6 +53,22 @@ impl AgentName {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn protocol_follows_agent_and_upstream() {
+        use UpstreamKind::{Anthropic, Openai, OpenaiChat, Scripted};
+        for (agent, kind, protocol) in [
+            (AgentName::Claude, Scripted, ModelProtocol::Messages),
+            (AgentName::Codex, Scripted, ModelProtocol::Responses),
+            (AgentName::Opencode, Anthropic, ModelProtocol::Messages),
+            (AgentName::Opencode, Openai, ModelProtocol::Responses),
+            (AgentName::Opencode, OpenaiChat, ModelProtocol::Chat),
+        ] {
+            assert!(agent.can_use(kind), "{agent} {kind}");
+            assert_eq!(agent.protocol(kind), protocol, "{agent} {kind}");
+        }
+        assert!(!AgentName::Codex.can_use(OpenaiChat) && !AgentName::Claude.can_use(Openai));
+    }
 
     #[test]
     fn agents_parse_by_name_and_others_are_refused() {

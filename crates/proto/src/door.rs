@@ -3,12 +3,20 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::UpstreamName;
+
 /// Host name of the model API inside a sandbox. Plain HTTP: the bytes do not leave the machine.
 pub const MODEL_NAME: &str = "model.harvest.internal";
 /// Host name of the git remotes inside a sandbox. Plain HTTP as well.
 pub const GIT_NAME: &str = "git.harvest.internal";
 /// Host name of Harvest's own tools inside a sandbox (MCP). Plain HTTP as well.
 pub const MCP_NAME: &str = "mcp.harvest.internal";
+
+/// Base URL of a model service inside a sandbox, without `/v1`.
+#[must_use]
+pub fn model_url(upstream: &UpstreamName) -> String {
+    format!("http://{MODEL_NAME}/{upstream}")
+}
 
 /// Maximum length of a message; a DNS name has at most 253 characters.
 pub const MAX_LINE_BYTES: usize = 1024;

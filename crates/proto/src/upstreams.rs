@@ -1,6 +1,9 @@
 //! Upstreams, which serve model calls, and references to their models.
 
-use crate::text::{checked_text, quoted, word_enum};
+use crate::{
+    AgentName,
+    text::{checked_text, quoted, word_enum},
+};
 
 /// Maximum length of a model reference.
 pub const MAX_MODEL_REF: usize = 200;
@@ -103,6 +106,12 @@ impl ModelRef {
     pub fn name(&self) -> Option<&str> {
         split_model(self).and_then(|(_, name)| name)
     }
+}
+
+/// The upstream that serves an agent's model.
+#[must_use]
+pub fn upstream_of(agent: AgentName, model: Option<&ModelRef>) -> UpstreamName {
+    model.and_then(ModelRef::upstream).unwrap_or_else(|| agent.default_upstream())
 }
 
 fn check_model(text: &str) -> Result<(), InvalidModelRef> {

@@ -8,7 +8,7 @@ use harvest_gateway::{
     ledger::{DoorPolicy, GitAccess, Tools},
 };
 use harvest_proto::{
-    BranchName,
+    BranchName, UpstreamKind, UpstreamName,
     api::{ModelService, ServiceModels},
 };
 
@@ -44,6 +44,12 @@ pub trait Doors: Send + Sync {
     async fn models(&self) -> Vec<ServiceModels> {
         Vec::new()
     }
+
+    /// The kind of a model service; `None` when there is none of this name.
+    fn upstream_kind(&self, name: &UpstreamName) -> Option<UpstreamKind> {
+        let found = ModelService::built_in().into_iter().find(|service| service.name == *name);
+        found.map(|service| service.kind)
+    }
 }
 
 #[async_trait]
@@ -72,5 +78,9 @@ impl Doors for Gateway {
 
     async fn models(&self) -> Vec<ServiceModels> {
         Self::models(self).await
+    }
+
+    fn upstream_kind(&self, name: &UpstreamName) -> Option<UpstreamKind> {
+        Self::upstream_kind(self, name)
     }
 }

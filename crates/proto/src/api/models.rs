@@ -5,8 +5,9 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AgentName, Hint, ModelRef, UpstreamKind, UpstreamName, text::word_enum,
-    upstreams::BUILT_IN_UPSTREAMS,
+    AgentName, Hint, ModelRef, UpstreamKind, UpstreamName,
+    text::word_enum,
+    upstreams::{BUILT_IN_UPSTREAMS, upstream_of},
 };
 
 /// A model service that agents can call through the gateway.
@@ -109,7 +110,7 @@ impl UnusableModel {
         agent: AgentName,
         model: Option<&ModelRef>,
     ) -> Result<(), Self> {
-        let name = model.and_then(ModelRef::upstream).unwrap_or_else(|| agent.default_upstream());
+        let name = upstream_of(agent, model);
         let names = |usable: &dyn Fn(&ModelService) -> bool| {
             services.iter().filter(|one| usable(one)).map(|one| format!("`{}`", one.name)).collect()
         };

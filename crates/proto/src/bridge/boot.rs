@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{AgentName, BranchName, CheckoutFolder, RepositoryName, SessionId};
+use crate::{AgentName, BranchName, CheckoutFolder, RepositoryName, SessionId, UpstreamName};
 
 /// What the supervisor prepares a sandbox for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,6 +70,8 @@ pub struct AgentLaunch {
     pub resume: bool,
     /// Model to request; the agent's default when absent.
     pub model: Option<String>,
+    /// The service that serves the model.
+    pub upstream: UpstreamName,
     /// Protocol of the model service, for agents that speak several.
     pub protocol: ModelProtocol,
     /// Whether the agent may ask the user.

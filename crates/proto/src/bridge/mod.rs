@@ -34,7 +34,7 @@ use crate::{
 };
 
 /// Version of the protocol, raised when a frame is added or changes its meaning.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 
 /// Credit of a stream before the first `Credit` frame.
 pub const INITIAL_CREDIT_BYTES: u32 = 256 * 1024;

@@ -3,8 +3,9 @@
 use futures_util::future::BoxFuture;
 use harvest_gateway::ledger::{DoorPolicy, GitAccess, ResolvedPolicy};
 use harvest_proto::{
-    BranchName, ModelRef, NetworkPolicy, SessionId, UpstreamName,
+    BranchName, NetworkPolicy, SessionId, UpstreamName,
     api::{AllowedName, NetworkRules, Repository},
+    upstreams::upstream_of,
 };
 use harvest_store::SessionRecord;
 
@@ -68,11 +69,10 @@ pub(crate) struct PassSpec {
 impl From<&SessionRecord> for PassSpec {
     fn from(record: &SessionRecord) -> Self {
         let session = &record.session;
-        let upstream = session.model.as_ref().and_then(ModelRef::upstream);
         Self {
             session: session.id.clone(),
             network: session.network,
-            upstream: upstream.unwrap_or_else(|| session.agent.default_upstream()),
+            upstream: upstream_of(session.agent, session.model.as_ref()),
             branch: Some(session.branch.clone()),
         }
     }

@@ -183,6 +183,7 @@ impl Sandbox {
                 conversation: "0b5a7e0e-1111-4111-8111-111111111111".into(),
                 resume: false,
                 model: None,
+                upstream: harvest_proto::UpstreamName::anthropic(),
                 protocol: ModelProtocol::Messages,
                 questions: true,
                 silence_millis: 600_000,

@@ -1,6 +1,9 @@
 //! The command line and the configuration of OpenCode.
 
-use harvest_proto::bridge::{AgentLaunch, ModelProtocol};
+use harvest_proto::{
+    bridge::{AgentLaunch, ModelProtocol},
+    door::model_url,
+};
 use serde_json::{Value, json};
 
 use crate::{
@@ -11,8 +14,7 @@ use crate::{
 /// Its HTTP interface, for `opencode attach` inside the sandbox.
 const PORT: &str = "4096";
 
-/// The model service. The key is a placeholder: the gateway holds the real one.
-const MODEL_URL: &str = "http://model.harvest.internal/v1";
+/// A placeholder: the gateway holds the real key.
 const KEY: &str = "held-by-the-gateway";
 
 /// The model if the session names none.
@@ -63,7 +65,7 @@ pub(crate) fn config(launch: &AgentLaunch) -> Value {
         "provider": {"harvest": {
             "name": "Harvest",
             "npm": package,
-            "options": {"baseURL": MODEL_URL, "apiKey": KEY},
+            "options": {"baseURL": format!("{}/v1", model_url(&launch.upstream)), "apiKey": KEY},
             "models": {name: {"limit": {"context": 200_000, "output": 32_000}}},
         }},
     })
@@ -81,6 +83,7 @@ mod tests {
             conversation: "c".into(),
             resume: false,
             model: Some("m/1".into()),
+            upstream: "my-own".parse().unwrap(),
             protocol,
             questions,
             silence_millis: 1,
@@ -92,7 +95,7 @@ mod tests {
     fn model_requests_go_through_the_gateway() {
         let config = config(&launch(ModelProtocol::Messages, true));
         let provider = &config["provider"]["harvest"];
-        assert_eq!(provider["options"]["baseURL"], format!("http://{MODEL_NAME}/v1"));
+        assert_eq!(provider["options"]["baseURL"], format!("http://{MODEL_NAME}/my-own/v1"));
         assert_eq!(provider["npm"], "@ai-sdk/anthropic");
         assert_eq!(config["model"], "harvest/m/1");
         assert!(provider["models"]["m/1"].is_object());

@@ -8,6 +8,7 @@ use std::path::Path;
 use harvest_proto::{
     PromptId,
     bridge::{AgentLaunch, TurnRequest},
+    door::model_url,
 };
 use serde_json::{Value, json};
 
@@ -19,8 +20,7 @@ use crate::app;
 const INITIALIZE: &str = "initialize";
 
 /// Additional variables. The key is a placeholder: the gateway holds the real one.
-const ENV: [(&str, &str); 10] = [
-    ("ANTHROPIC_BASE_URL", "http://model.harvest.internal"),
+const ENV: [(&str, &str); 9] = [
     ("ANTHROPIC_API_KEY", "held-by-the-gateway"),
     ("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1"),
     ("DISABLE_AUTOUPDATER", "1"),
@@ -46,7 +46,7 @@ impl Agent for Claude {
         // Only sandboxes have the file.
         let mcp = Path::new(app::MCP_CONFIG).exists();
         let argv = argv(start.launch, start.cwd, start.resume, mcp);
-        Invocation { argv, env: owned(&ENV) }
+        Invocation { argv, env: env(start.launch) }
     }
 
     fn init_line(&mut self) -> Option<String> {
@@ -79,6 +79,12 @@ impl Agent for Claude {
     fn take_open_requests(&mut self) -> Vec<String> {
         std::mem::take(&mut self.questions).into_keys().collect()
     }
+}
+
+fn env(launch: &AgentLaunch) -> Vec<(String, String)> {
+    let mut env = owned(&ENV);
+    env.push(("ANTHROPIC_BASE_URL".to_owned(), model_url(&launch.upstream)));
+    env
 }
 
 fn argv(launch: &AgentLaunch, cwd: &str, resume: bool, mcp: bool) -> Vec<String> {
@@ -162,30 +168,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn model_requests_go_through_the_gateway() {
-        let base = ENV.iter().find(|(name, _)| *name == "ANTHROPIC_BASE_URL").unwrap().1;
-        assert_eq!(base, format!("http://{MODEL_NAME}"));
-    }
-
-    #[test]
     fn harvest_tools_are_the_only_mcp_server() {
         let config: Value = serde_json::from_str(MCP_CONFIG).unwrap();
         let url = format!("http://{MCP_NAME}/mcp");
         assert_eq!(config["mcpServers"], json!({ "harvest": { "type": "http", "url": url } }));
     }
 
-    #[test]
-    fn conversation_is_created_then_resumed() {
-        let launch = AgentLaunch {
+    fn launch() -> AgentLaunch {
+        AgentLaunch {
             name: harvest_proto::AgentName::Claude,
             conversation: "c0ffee".into(),
             resume: false,
             model: Some("opus".into()),
+            upstream: "my-own".parse().unwrap(),
             protocol: harvest_proto::bridge::ModelProtocol::Messages,
             questions: true,
             silence_millis: 1,
             restarts: harvest_proto::bridge::RestartPolicy::default(),
-        };
+        }
+    }
+
+    #[test]
+    fn model_requests_go_through_the_gateway() {
+        let env = env(&launch());
+        let base = env.iter().find(|(name, _)| name == "ANTHROPIC_BASE_URL").unwrap();
+        assert_eq!(base.1, format!("http://{MODEL_NAME}/my-own"));
+    }
+
+    #[test]
+    fn conversation_is_created_then_resumed() {
+        let launch = launch();
         let first = argv(&launch, "/workspace/shop", false, true).join(" ");
         assert!(!first.contains("AskUserQuestion"));
         let asks_nothing = AgentLaunch { questions: false, ..launch.clone() };

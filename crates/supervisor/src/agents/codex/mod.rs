@@ -10,8 +10,9 @@ mod map;
 mod questions;
 
 use harvest_proto::{
-    EventBody,
+    EventBody, UpstreamName,
     bridge::{AgentLaunch, TurnRequest},
+    door::model_url,
     event::McpServer,
 };
 use serde_json::{Value, json};
@@ -27,7 +28,7 @@ use crate::app::instructions;
 const ENV: [(&str, &str); 1] = [("OPENAI_API_KEY", "held-by-the-gateway")];
 
 /// The configuration, as values of `-c`. Flags leave `~/.codex/config.toml` to the user.
-const CONFIG: [(&str, &str); 10] = [
+const CONFIG: [(&str, &str); 9] = [
     ("model_provider", r#""harvest""#),
     ("approval_policy", r#""never""#),
     // The sandbox around it is ours.
@@ -39,18 +40,23 @@ const CONFIG: [(&str, &str); 10] = [
     // Otherwise it looks for plugins at several hosts.
     ("features.plugins", "false"),
     ("history.persistence", r#""none""#),
-    ("model_providers.harvest", PROVIDER),
     ("mcp_servers.harvest", TOOLS),
 ];
 
 /// Harvest's own tools, at their door.
 const TOOLS: &str = r#"{ url = "http://mcp.harvest.internal/mcp" }"#;
 
-const PROVIDER: &str = concat!(
-    r#"{ name = "Harvest", base_url = "http://model.harvest.internal/v1", "#,
-    r#"env_key = "OPENAI_API_KEY", wire_api = "responses", supports_websockets = false, "#,
-    r#"request_max_retries = 4, stream_max_retries = 10 }"#
-);
+fn provider(upstream: &UpstreamName) -> String {
+    let url = model_url(upstream);
+    format!(
+        concat!(
+            r#"{{ name = "Harvest", base_url = "{}/v1", env_key = "OPENAI_API_KEY", "#,
+            r#"wire_api = "responses", supports_websockets = false, request_max_retries = 4, "#,
+            r#"stream_max_retries = 10 }}"#
+        ),
+        url
+    )
+}
 
 /// The state of the protocol.
 #[derive(Debug, Default)]
@@ -186,7 +192,8 @@ fn argv(launch: &AgentLaunch) -> Vec<String> {
     let config = CONFIG.iter().map(|(key, value)| (*key, (*value).to_owned()));
     // Otherwise the tool is offered but refuses.
     let questions = ("features.default_mode_request_user_input", launch.questions.to_string());
-    for (key, value) in config.chain([questions]).chain(model) {
+    let provider = ("model_providers.harvest", provider(&launch.upstream));
+    for (key, value) in config.chain([provider, questions]).chain(model) {
         argv.extend(["-c".to_owned(), format!("{key}={value}")]);
     }
     argv
@@ -209,13 +216,14 @@ mod tests {
             conversation: "c".into(),
             resume: false,
             model: Some("gpt \"5\"".into()),
+            upstream: "my-own".parse().unwrap(),
             protocol: ModelProtocol::Responses,
             questions: true,
             silence_millis: 1,
             restarts: RestartPolicy::default(),
         };
         let argv = argv(&launch).join(" ");
-        assert!(argv.contains(&format!(r#"base_url = "http://{MODEL_NAME}/v1""#)), "{argv}");
+        assert!(argv.contains(&format!(r#"base_url = "http://{MODEL_NAME}/my-own/v1""#)), "{argv}");
         assert!(argv.contains(&format!(r#"url = "http://{MCP_NAME}/mcp""#)), "{argv}");
         assert!(argv.contains("-c features.default_mode_request_user_input=true "), "{argv}");
         assert!(argv.ends_with(r#"-c model="gpt \"5\"""#), "{argv}");
