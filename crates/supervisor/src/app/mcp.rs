@@ -1,8 +1,9 @@
-//! The MCP servers of a session: the stock ones that the image contains, and those of the
-//! repositories.
+//! The MCP servers of a session: Harvest's own tools, the stock servers that the image contains,
+//! and those of the repositories.
 
 use std::{fs, io::Read, path::Path};
 
+use harvest_proto::door::MCP_NAME;
 use serde_json::{Map, Value, json};
 
 /// Files of a repository that list servers; a later one wins.
@@ -26,6 +27,9 @@ pub(super) fn servers(
             }
         }
     }
+    // Last: a repository cannot take the name of Harvest's tools.
+    let url = format!("http://{MCP_NAME}/mcp");
+    servers.insert("harvest".to_owned(), json!({ "type": "http", "url": url }));
     (servers, warnings)
 }
 
@@ -83,9 +87,12 @@ mod tests {
         fs::create_dir(folder.path().join(".harvest")).unwrap();
         let write = |file: &str, text: &str| fs::write(folder.path().join(file), text).unwrap();
         write(".mcp.json", r#"{"mcpServers": {"a": {"command": "one"}, "b": {"command": "b"}}}"#);
-        write(".harvest/mcp.json", r#"{"mcpServers": {"a": {"command": "two"}}}"#);
+        let own = r#"{"mcpServers": {"a": {"command": "two"}, "harvest": {"command": "false"}}}"#;
+        write(".harvest/mcp.json", own);
         let (servers, warnings) = servers(&[folder.path()], |name| name == "playwright-mcp");
-        assert_eq!(servers.keys().collect::<Vec<_>>(), ["a", "b", "playwright"]);
+        assert_eq!(servers.keys().collect::<Vec<_>>(), ["a", "b", "harvest", "playwright"]);
+        let tools = json!({ "type": "http", "url": "http://mcp.harvest.internal/mcp" });
+        assert_eq!(servers["harvest"], tools);
         assert_eq!((servers["a"]["command"].as_str(), warnings.len()), (Some("two"), 0));
     }
 
@@ -96,7 +103,7 @@ mod tests {
         for text in ["", "[]", r#"{"mcpServers": []}"#, r#"{"mcpServers": {"a": 1}}"#] {
             fs::write(&path, text).unwrap();
             let (servers, warnings) = servers(&[folder.path()], |_| false);
-            assert_eq!((servers.len(), warnings.len()), (0, 1), "{text}");
+            assert_eq!((servers.len(), warnings.len()), (1, 1), "{text}");
         }
         fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink("/dev/zero", path).unwrap();

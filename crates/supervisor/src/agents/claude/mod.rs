@@ -36,10 +36,6 @@ const ENV: [(&str, &str); 9] = [
     ("IS_SANDBOX", "1"),
 ];
 
-/// Harvest's own tools, at their door.
-const MCP_CONFIG: &str =
-    r#"{"mcpServers":{"harvest":{"type":"http","url":"http://mcp.harvest.internal/mcp"}}}"#;
-
 impl Agent for Claude {
     fn invocation(&mut self, start: &AgentStart<'_>) -> Invocation {
         self.resumes = start.resume;
@@ -104,8 +100,6 @@ fn argv(launch: &AgentLaunch, cwd: &str, resume: bool, mcp: bool) -> Vec<String>
         "stdio",
         // Those of the repositories are in our file: Claude Code would ask before it uses them.
         "--strict-mcp-config",
-        "--mcp-config",
-        MCP_CONFIG,
         "--append-system-prompt",
     ];
     let mut argv: Vec<String> = fixed.map(str::to_owned).into();
@@ -163,16 +157,9 @@ fn uuid(id: &PromptId) -> String {
 
 #[cfg(test)]
 mod tests {
-    use harvest_proto::door::{MCP_NAME, MODEL_NAME};
+    use harvest_proto::door::MODEL_NAME;
 
     use super::*;
-
-    #[test]
-    fn harvest_tools_are_the_only_mcp_server() {
-        let config: Value = serde_json::from_str(MCP_CONFIG).unwrap();
-        let url = format!("http://{MCP_NAME}/mcp");
-        assert_eq!(config["mcpServers"], json!({ "harvest": { "type": "http", "url": url } }));
-    }
 
     fn launch() -> AgentLaunch {
         AgentLaunch {
