@@ -49,6 +49,12 @@ pub(super) fn check_preconditions(state: &State, input: &Input) -> Result<(), Se
                 "send it a prompt",
             ))
         }
+        // Code in the sandbox can report, and each report is stored.
+        Input::Blocked if state.blocked => Err(SessionError::conflict(
+            "already_blocked",
+            "this turn has already been reported as blocked",
+            "end the turn; the next prompt is the answer",
+        )),
         Input::Blocked if state.turn().is_none() => Err(SessionError::conflict(
             "no_turn",
             "no turn is in progress",

@@ -148,6 +148,12 @@ async fn create_pull_request(tools: &SessionTools, given: Value) -> Result<ToolR
     let title = title.as_deref().map(|title| within("title", title, MAX_TITLE_CHARACTERS));
     let body = body.as_deref().map(|body| within("body", body, MAX_BODY_CHARACTERS));
     let text = PullRequestText { title: title.transpose()?, summary: body.transpose()? };
+    // Each call can store an event.
+    let stored = tools.shared.store.session_history_bytes(&tools.session).await?;
+    if stored >= Some(tools.shared.retention.rules.history.per_session) {
+        let why = "the history of this session is full; the pull request is opened after your turn";
+        return Err(ToolError::Refused(why.to_owned()));
+    }
     let pulls = tools.shared.repositories.open_pull_requests(&tools.session, &text).await?;
     if pulls.is_empty() {
         let why = "there is no pull request to open; commit your work and run `git push` first, or \

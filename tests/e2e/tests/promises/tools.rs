@@ -146,14 +146,26 @@ async fn blocked_agent_waits_for_a_person() {
         "report_blocked",
         r#"{"criterion":"publish","error":"403","attempts":["npm publish"],"needed_action":"a token"}"#,
     );
-    let session =
-        host.bare("Publish.", &json!([{ "bash": report }, { "text": "blocked" }])).await.id;
+    let session = host
+        .bare(
+            "Publish.",
+            &json!([{ "bash": format!("{report}; {report}") }, { "text": "blocked" }]),
+        )
+        .await
+        .id;
     let result = result_after(&host, &session, 0).await;
-    assert_eq!(result["structuredContent"], json!({ "reported": true }));
+    assert_eq!(result["isError"], true, "the second report of a turn is refused: {result}");
     let shown = host.wait_for(&session, SessionState::NeedsInput).await;
     assert_eq!(shown.reason, StateReason::Blocked);
     let events = host.events(&session).await;
-    assert!(events.iter().any(|body| matches!(body, EventBody::Blocked { needed_action, .. } if needed_action == "a token")));
+    let needed: Vec<&str> = events
+        .iter()
+        .filter_map(|body| match body {
+            EventBody::Blocked { needed_action, .. } => Some(needed_action.as_str()),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(needed, ["a token"]);
     host.prompt(&session, "Here it is.", &json!([{ "text": "thanks" }])).await;
     host.wait_for(&session, SessionState::Idle).await;
 }
