@@ -1,7 +1,7 @@
 //! What the supervisor is told about the session's agent.
 
 use harvest_proto::{
-    UpstreamKind,
+    AgentName, ModelRef, UpstreamKind,
     bridge::{AgentLaunch, RestartPolicy},
     upstreams::upstream_of,
 };
@@ -21,12 +21,21 @@ impl Driver {
             name: session.agent,
             conversation: self.record.conversation.clone(),
             resume,
-            model: session.model.as_ref().and_then(|model| model.name()).map(str::to_owned),
+            model: session.model.as_ref().and_then(|model| model_name(session.agent, model)),
             protocol: session.agent.protocol(kind),
             upstream,
             questions: !self.record.no_questions,
             silence_millis: millis(self.shared.timeouts.silence),
             restarts: RestartPolicy::default(),
         }
+    }
+}
+
+/// The model that the agent requests. The scripted model has no name of its own; Codex offers the
+/// tools that scripts use only for models that it does not know.
+fn model_name(agent: AgentName, model: &ModelRef) -> Option<String> {
+    match model.name() {
+        Some(name) => Some(name.to_owned()),
+        None => (agent != AgentName::Claude).then(|| model.to_string()),
     }
 }

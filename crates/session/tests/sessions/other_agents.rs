@@ -1,6 +1,6 @@
 //! Agents that do not remember the session, and agents that continue the work of another one.
 
-use harvest_proto::AgentName;
+use harvest_proto::{AgentName, ModelRef, bridge::ModelProtocol};
 
 use super::*;
 
@@ -35,4 +35,36 @@ async fn prompt_can_change_the_sessions_agent() {
     let create = CreatePrompt { text, now: false, author: None, agent };
     sessions.prompt(&id, create, ada()).await.unwrap();
     assert_eq!(sessions.get(&id).await.unwrap().agent, AgentName::Scripted);
+}
+
+#[tokio::test]
+async fn opencode_speaks_the_protocol_of_its_upstream() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    for (model, protocol) in [
+        (None, ModelProtocol::Messages),
+        (Some("scripted"), ModelProtocol::Messages),
+        (Some("openai/gpt"), ModelProtocol::Responses),
+    ] {
+        let (agent, model) = (Some(AgentName::Opencode), model.map(|name| name.parse().unwrap()));
+        let create = CreateSession { agent, model, ..CreateSession::default() };
+        let id = sessions.create(create, ada()).await.unwrap().id;
+        until_state(&sessions, &id, SessionState::Idle).await;
+        let boot = harness.fake.boot(&sandbox(&sessions, &id).await).unwrap();
+        assert_eq!(boot.agent.unwrap().protocol, protocol);
+    }
+}
+
+#[tokio::test]
+async fn codex_requests_the_scripted_model_by_name() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    for (agent, name) in [(AgentName::Codex, Some("scripted")), (AgentName::Claude, None)] {
+        let (agent, model) = (Some(agent), Some(ModelRef::scripted()));
+        let create = CreateSession { agent, model, ..CreateSession::default() };
+        let id = sessions.create(create, ada()).await.unwrap().id;
+        until_state(&sessions, &id, SessionState::Idle).await;
+        let boot = harness.fake.boot(&sandbox(&sessions, &id).await).unwrap();
+        assert_eq!(boot.agent.unwrap().model.as_deref(), name);
+    }
 }
