@@ -87,8 +87,10 @@ impl ToolCalls {
 
     /// Reports the end of the calls that still run when the turn has ended.
     pub(super) fn end_all(&mut self, ok: bool) -> Vec<Signal> {
+        let note =
+            if ok { "(still running at the end of the turn)" } else { "(ended with the turn)" };
         let end = |(call, mut tool): (String, ToolCall)| {
-            tool.live.push_str("(still running at the end of the turn)");
+            tool.live.push_str(note);
             let output = tool.live;
             Signal::Event(EventBody::ToolEnded { call, ok, output, blob: None })
         };

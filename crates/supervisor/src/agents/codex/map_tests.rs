@@ -183,15 +183,19 @@ fn kind_follows_from_the_item() {
 
 #[test]
 fn running_command_ends_with_the_turn() {
-    let mut codex = in_turn();
-    let item = command("inProgress", "unknown", Value::Null, Value::Null);
-    lines(&mut codex, &[notification("item/started", item)]);
-    let signals = lines(&mut codex, &[completed("completed", Value::Null)]);
-    assert!(matches!(
-        &signals[..],
-        [Signal::Event(EventBody::ToolEnded { ok: true, output, .. }), Signal::Done(Ok(()))]
-            if output.contains("still running")
-    ));
+    for (status, note) in [("completed", "still running"), ("interrupted", "ended with")] {
+        let mut codex = in_turn();
+        let item = command("inProgress", "unknown", Value::Null, Value::Null);
+        lines(&mut codex, &[notification("item/started", item)]);
+        let signals = lines(&mut codex, &[completed(status, Value::Null)]);
+        let [Signal::Event(EventBody::ToolEnded { ok, output, .. }), Signal::Done(result)] =
+            &signals[..]
+        else {
+            panic!("{signals:?}")
+        };
+        assert_eq!((*ok, result.is_ok()), (status == "completed", status == "completed"));
+        assert!(output.contains(note), "{output}");
+    }
 }
 
 #[test]
