@@ -68,7 +68,7 @@ impl Acp {
             }
             (Purpose::Prompt, Err(error)) => {
                 self.tools.clear();
-                vec![Signal::Done(Err(error.message))]
+                vec![Signal::Done(Err(cause(&error.message)))]
             }
             (Purpose::Prompt, Ok(result)) => {
                 self.reply = Some(outcome(text(&result, "stopReason")));
@@ -163,6 +163,11 @@ fn chunk(update: &Value, body: impl Fn(String) -> EventBody) -> Vec<Signal> {
         "" => Vec::new(),
         text => vec![Signal::Event(body(text.to_owned()))],
     }
+}
+
+// The name of the code -32603 in front of the agent's own words says nothing.
+fn cause(message: &str) -> String {
+    message.strip_prefix("Internal error: ").unwrap_or(message).to_owned()
 }
 
 fn outcome(stop_reason: &str) -> Result<(), String> {

@@ -238,7 +238,7 @@ fn reply_without_any_event_fails() {
 fn error_of_the_prompt_is_the_turns_error() {
     let failed = r#"{"jsonrpc":"2.0","id":3,"error":{"code":-32603,"message":"Internal error: bad key","data":{"errorName":"APIError"}}}"#;
     let signals = lines(&mut prompted(), &[failed.into()]);
-    assert_eq!(signals, [Signal::Done(Err("Internal error: bad key".into()))]);
+    assert_eq!(signals, [Signal::Done(Err("bad key".into()))]);
 }
 
 #[test]
