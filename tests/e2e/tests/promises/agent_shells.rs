@@ -50,3 +50,14 @@ async fn opencode_typed_in_a_shell_answers() {
     let refused = |body: &EventBody| matches!(body, EventBody::EgressRefused { .. });
     assert!(!host.events(&session).await.iter().any(refused), "nothing is fetched at run time");
 }
+
+#[tokio::test]
+async fn codex_typed_in_a_shell_answers() {
+    let host = Host::start().await;
+    let session = idle(&host, &[("a.txt", "a\n")]).await;
+    let mut socket = shell(&host, &session).await;
+    socket.type_in(&format!("codex exec '{PROMPT}'\r")).await;
+    socket.shows("harvested").await;
+    let refused = |body: &EventBody| matches!(body, EventBody::EgressRefused { .. });
+    assert!(!host.events(&session).await.iter().any(refused), "nothing is fetched at run time");
+}

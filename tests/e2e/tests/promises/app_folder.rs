@@ -96,15 +96,26 @@ async fn server_of_repository_is_used_by_claude() {
 #[tokio::test]
 async fn rules_are_in_the_model_request() {
     let (model, requests) = recording_model().await;
-    let env = [("ANTHROPIC_API_KEY", "sk-recorded"), ("HARVEST_ANTHROPIC_URL", &*model)];
+    let openai = format!("{model}/v1");
+    let env = [
+        ("ANTHROPIC_API_KEY", "sk-recorded"),
+        ("OPENAI_API_KEY", "sk-recorded"),
+        ("HARVEST_UPSTREAMS_ANTHROPIC_URL", &*model),
+        ("HARVEST_UPSTREAMS_OPENAI_URL", &*openai),
+    ];
     let host = Host::start_with(&env).await;
     host.repository("calc", &[("AGENTS.md", "Indent with seventeen blanks.\n")]).await;
-    let body = json!({ "repository": "calc", "network": "none", "prompt": "Do it." });
-    let session: Session = serde_json::from_value(host.post("/v1/sessions", body).await).unwrap();
-    host.follow(session.id).until("the turn to fail", turn_ended).await;
-    let requests = requests.lock().unwrap().clone();
-    for told in ["Act, do not ask", "Repair what breaks", "/workspace/calc", "seventeen blanks"] {
-        assert!(requests.iter().any(|request| request.contains(told)), "{told}");
+    for agent in ["claude", "opencode", "codex"] {
+        let body =
+            json!({ "repository": "calc", "agent": agent, "network": "none", "prompt": "Do it." });
+        let session: Session =
+            serde_json::from_value(host.post("/v1/sessions", body).await).unwrap();
+        host.follow(session.id).until("the turn to fail", turn_ended).await;
+        let requests = std::mem::take(&mut *requests.lock().unwrap());
+        for told in ["Act, do not ask", "Repair what breaks", "/workspace/calc", "seventeen blanks"]
+        {
+            assert!(requests.iter().any(|request| request.contains(told)), "{agent}: {told}");
+        }
     }
 }
 
