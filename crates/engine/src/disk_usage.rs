@@ -94,14 +94,16 @@ impl Engine {
         let _gc_lock = self.disk.lock_against_gc()?;
         let mut layers = LayerSizes { disk: &self.disk, known: BTreeMap::new() };
         let (images, images_bytes) = self.image_sizes(&mut layers)?;
-        let (snapshots, snapshots_bytes) = self.snapshot_sizes(&mut layers)?;
+        let stored = self.disk.snapshot_list()?;
+        let used = stored.iter().flat_map(|snapshot| snapshot.layers.iter().cloned()).collect();
+        let (snapshots, snapshots_bytes) = self.snapshot_sizes(stored, &mut layers)?;
         let sandboxes = self.sandbox_sizes()?;
         let mut trash_bytes =
             trash_usage(&self.disk.home.trash())? + trash_usage(&self.disk.cache_trash())?;
         if self.disk.home.host_trash() != self.disk.home.trash() {
             trash_bytes += trash_usage(&self.disk.home.host_trash())?;
         }
-        let unused = self.disk.find_unused()?;
+        let unused = self.disk.find_unused(used)?;
         let reclaimable = unused.iter().map(|layer| layers.bytes(layer)).sum::<u64>();
         Ok(DiskUsage {
             driver: self.disk.home.store(),
@@ -134,14 +136,13 @@ impl Engine {
 
     fn snapshot_sizes(
         &self,
+        stored: Vec<Snapshot>,
         layers: &mut LayerSizes<'_>,
     ) -> Result<(Vec<ItemUsage<SnapshotId>>, u64), EngineError> {
         let (mut snapshots, mut all) = (Vec::new(), BTreeSet::new());
-        for snapshot in self.disk.snapshot_list()? {
-            let own = snapshot
-                .layers
-                .last()
-                .filter(|layer| self.disk.home.layers().join(layer.as_str()).exists());
+        let in_home = self.layers_in_home()?;
+        for snapshot in stored {
+            let own = snapshot.layers.last().filter(|layer| in_home.contains(layer.as_str()));
             let bytes =
                 snapshot.bytes.or_else(|| own.map(|layer| layers.bytes(layer))).unwrap_or(0);
             all.extend(own.cloned().map(|layer| (layer, bytes)));
@@ -165,14 +166,20 @@ impl Engine {
                 layers.known.entry(own.clone()).or_insert(bytes);
             }
         }
-        let in_home = |layer: &&LayerId| self.disk.home.layers().join(layer.as_str()).exists();
+        let in_home = self.layers_in_home()?;
         let mut usages = Vec::new();
         for snapshot in snapshots {
-            let stack = snapshot.layers.iter().filter(in_home);
+            let stack = snapshot.layers.iter().filter(|layer| in_home.contains(layer.as_str()));
             let stack = stack.map(|layer| (layer.clone(), layers.bytes(layer))).collect();
             usages.push(SnapshotUsage { snapshot, layers: stack });
         }
         Ok(usages)
+    }
+
+    /// Listed once: with a `stat` of each layer, the time would grow with the number of layers of
+    /// all snapshots.
+    fn layers_in_home(&self) -> Result<HashSet<String>, EngineError> {
+        Ok(records::names_in(&self.disk.home.layers())?.into_iter().collect())
     }
 
     fn sandbox_sizes(&self) -> Result<Vec<SandboxUsage>, EngineError> {

@@ -17,7 +17,7 @@ use crate::{
     process::start_ticks,
     records,
     sandbox_record::{self, Record},
-    snapshot::SnapshotLayers,
+    snapshot::KnownSnapshots,
     spec::LayerId,
     store::{self, Driver, Store, StoreKind},
     syscall, trash,
@@ -115,10 +115,9 @@ impl Disk {
         dry_run: bool,
         collected: &mut Collected,
     ) -> Result<TrashContents, EngineError> {
-        let known = self.snapshot_layers(SnapshotLayers::default())?;
+        let candidates = self.find_candidates()?;
         let _home_lock = self.lock_home_for_gc()?;
-        let mut used = BTreeSet::new();
-        let mut trash = self.collect_home(known, dry_run, &mut used, collected)?;
+        let (mut trash, used) = self.collect_home(candidates, dry_run, collected)?;
         if let Some(_cache_lock) = self.try_lock_cache_for_gc()? {
             self.collect_cache(used, dry_run, collected)?;
             trash.cache = records::names_in(&self.cache_trash())?;
@@ -132,24 +131,34 @@ impl Disk {
     /// [`Disk::collect`] without the cache and without measuring. Returns the number of layers,
     /// too.
     pub(crate) fn collect_home_only(&self) -> Result<(TrashContents, usize), EngineError> {
-        let known = self.snapshot_layers(SnapshotLayers::default())?;
+        let candidates = self.find_candidates()?;
         let _home_lock = self.lock_home_for_gc()?;
         let mut collected = Collected { unmeasured: true, ..Collected::default() };
-        let trash = self.collect_home(known, false, &mut BTreeSet::new(), &mut collected)?;
+        let (trash, _) = self.collect_home(candidates, false, &mut collected)?;
         Ok((trash, collected.layers.len()))
     }
 
-    /// `known` was read before the lock was taken: starts and captures wait for the lock, and must
-    /// not wait until thousands of records are read.
+    /// Finds the layers that no snapshot uses before the lock is taken: starts and captures wait
+    /// for the lock, and must not wait until thousands of records are read.
+    fn find_candidates(&self) -> Result<Candidates, EngineError> {
+        let mut known = KnownSnapshots::default();
+        self.add_snapshots(&mut known)?;
+        let layers = unused_layers(&self.home.layers(), &known.layers)?;
+        Ok(Candidates { known, layers })
+    }
+
+    /// Returns the layers that the home uses, too. A layer that became unused after the candidates
+    /// were found is left to the next collection.
     fn collect_home(
         &self,
-        known: SnapshotLayers,
+        candidates: Candidates,
         dry_run: bool,
-        used: &mut BTreeSet<LayerId>,
         collected: &mut Collected,
-    ) -> Result<TrashContents, EngineError> {
-        self.add_used_by_home(&self.home, known, used)?;
-        self.discard_unused(&self.home.layers(), used, &self.home.trash(), dry_run, collected)?;
+    ) -> Result<(TrashContents, BTreeSet<LayerId>), EngineError> {
+        let Candidates { known, mut layers } = candidates;
+        let used = self.used_by_home(&self.home, known)?;
+        layers.retain(|layer| !used.contains(layer));
+        self.discard(&self.home.layers(), layers, &self.home.trash(), dry_run, collected)?;
         if !dry_run {
             // The exclusive lock guarantees that no writer is active.
             for name in records::names_in(&self.home.partial())? {
@@ -162,7 +171,7 @@ impl Disk {
         if self.home.host_trash() != self.home.trash() {
             trash.host = records::names_in(&self.home.host_trash())?;
         }
-        Ok(trash)
+        Ok((trash, used))
     }
 
     fn collect_cache(
@@ -180,7 +189,7 @@ impl Disk {
                 // The records may be in a store that is not mounted.
                 let store = Store::open(&home, Driver::Dir)?;
                 let home = Home::new(home, store.kind());
-                self.add_used_by_home(&home, SnapshotLayers::default(), &mut used)?;
+                used.extend(self.used_by_home(&home, KnownSnapshots::default())?);
                 store.unmount_if_unused()?;
             } else if is_removed(&record, &home) {
                 records::remove_file(&record)?;
@@ -192,7 +201,8 @@ impl Disk {
         for Image { layers, .. } in self.image_list()? {
             used.extend(layers);
         }
-        self.discard_unused(&self.cache_layers(), &used, &self.cache_trash(), dry_run, collected)?;
+        let unused = unused_layers(&self.cache_layers(), &used)?;
+        self.discard(&self.cache_layers(), unused, &self.cache_trash(), dry_run, collected)?;
         if !dry_run {
             let building = records::names_in(&self.building())?;
             let paths = building.iter().map(|name| self.building().join(name));
@@ -219,39 +229,39 @@ impl Disk {
         Ok(())
     }
 
-    fn add_used_by_home(
+    /// The layers that snapshots and sandboxes of a home use.
+    fn used_by_home(
         &self,
         home: &Home,
-        known: SnapshotLayers,
-        used: &mut BTreeSet<LayerId>,
-    ) -> Result<(), EngineError> {
+        mut known: KnownSnapshots,
+    ) -> Result<BTreeSet<LayerId>, EngineError> {
         let other = self.with_home(home.clone());
-        for (_, layers) in other.snapshot_layers(known)?.into_values() {
-            used.extend(layers);
-        }
-        for id in sandbox_record::list_ids(home)? {
-            if let Some(record) = Record::read(home, &id)? {
+        other.add_snapshots(&mut known)?;
+        let mut used = known.layers;
+        other.add_used_by_sandboxes(&mut used)?;
+        Ok(used)
+    }
+
+    fn add_used_by_sandboxes(&self, used: &mut BTreeSet<LayerId>) -> Result<(), EngineError> {
+        for id in sandbox_record::list_ids(&self.home)? {
+            if let Some(record) = Record::read(&self.home, &id)? {
                 used.extend(record.layers);
             }
-            used.extend(other.captures(&id)?.chain);
-            used.extend(other.pending_save(&id)?.map(|pending| pending.layer));
+            used.extend(self.captures(&id)?.chain);
+            used.extend(self.pending_save(&id)?.map(|pending| pending.layer));
         }
         Ok(())
     }
 
-    fn discard_unused(
+    fn discard(
         &self,
         folder: &Path,
-        used: &BTreeSet<LayerId>,
+        layers: Vec<LayerId>,
         trash_folder: &Path,
         dry_run: bool,
         collected: &mut Collected,
     ) -> Result<(), EngineError> {
-        for name in records::names_in(folder)? {
-            let Ok(layer) = name.parse::<LayerId>() else { continue };
-            if used.contains(&layer) {
-                continue;
-            }
+        for layer in layers {
             let path = folder.join(layer.as_str());
             // A tree that cannot be measured is removed all the same.
             if !collected.unmeasured {
@@ -266,20 +276,18 @@ impl Disk {
         Ok(())
     }
 
-    /// The layers that a collection would remove now. Takes no lock, so the result is an estimate.
-    /// Leaves out the cache while the records of a home that uses it are not readable.
-    pub(crate) fn find_unused(&self) -> Result<Vec<LayerId>, EngineError> {
-        let mut used = BTreeSet::new();
-        self.add_used_by_home(&self.home, SnapshotLayers::default(), &mut used)?;
-        let mut folders = vec![self.home.layers()];
-        if self.add_used_by_cache(&mut used)? {
-            folders.push(self.cache_layers());
-        }
-        let mut unused = Vec::new();
-        for folder in folders {
-            let names = records::names_in(&folder)?;
-            let layers = names.iter().filter_map(|name| name.parse::<LayerId>().ok());
-            unused.extend(layers.filter(|layer| !used.contains(layer)));
+    /// The layers that a collection would remove now, if snapshots use `used`. Takes no lock, so
+    /// the result is an estimate. Leaves out the cache while the records of a home that uses it are
+    /// not readable.
+    pub(crate) fn find_unused(
+        &self,
+        mut used: BTreeSet<LayerId>,
+    ) -> Result<Vec<LayerId>, EngineError> {
+        self.add_used_by_sandboxes(&mut used)?;
+        let cache = self.add_used_by_cache(&mut used)?;
+        let mut unused = unused_layers(&self.home.layers(), &used)?;
+        if cache {
+            unused.extend(unused_layers(&self.cache_layers(), &used)?);
         }
         Ok(unused)
     }
@@ -296,7 +304,8 @@ impl Disk {
             }
             let kind = store::read_kind(&home)?.unwrap_or(StoreKind::Dir);
             if store::root(&home, kind).join("snapshots").is_dir() {
-                self.add_used_by_home(&Home::new(home, kind), SnapshotLayers::default(), used)?;
+                let home = Home::new(home, kind);
+                used.extend(self.used_by_home(&home, KnownSnapshots::default())?);
             } else if !is_removed(&record, &home) {
                 return Ok(false);
             }
@@ -310,6 +319,20 @@ impl Disk {
         trash::delete(&self.home.host_trash(), &trash.host)?;
         trash::delete(&self.cache_trash(), &trash.cache)
     }
+}
+
+/// The layers of a folder that are not among the used ones.
+fn unused_layers(folder: &Path, used: &BTreeSet<LayerId>) -> Result<Vec<LayerId>, EngineError> {
+    let names = records::names_in(folder)?;
+    let layers = names.iter().filter_map(|name| name.parse::<LayerId>().ok());
+    Ok(layers.filter(|layer| !used.contains(layer)).collect())
+}
+
+/// What a collection found before it took the lock.
+struct Candidates {
+    known: KnownSnapshots,
+    /// Layers of the home that none of the known snapshots uses.
+    layers: Vec<LayerId>,
 }
 
 /// The names of the trees in each trash folder.
@@ -475,6 +498,19 @@ mod tests {
         assert!(collect(&disk, false).is_empty());
         drop(build);
         assert_eq!(collect(&disk, false), ["building0"]);
+    }
+
+    #[test]
+    fn layer_recorded_after_the_search_is_kept() {
+        let disk = Disk::temporary();
+        let kept = layer(&disk.home.layers(), "kept0000");
+        let candidates = disk.find_candidates().unwrap();
+        assert_eq!(candidates.layers, std::slice::from_ref(&kept));
+        let snapshot = Snapshot::of(SnapshotId::random(), vec![kept], ImageConfig::default());
+        disk.snapshot_write(snapshot).unwrap();
+        let mut collected = Collected::default();
+        disk.collect_home(candidates, false, &mut collected).unwrap();
+        assert_eq!(collected.layers, []);
     }
 
     #[test]

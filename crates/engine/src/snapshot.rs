@@ -16,7 +16,7 @@ pub(crate) mod index;
 mod operations;
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     fs,
     io::ErrorKind,
     os::unix::fs::MetadataExt,
@@ -106,10 +106,24 @@ struct SnapshotRecord {
     boot: String,
 }
 
-/// The layers of snapshots, by the file name of their records.
-pub(crate) type SnapshotLayers = HashMap<String, (RecordState, Vec<LayerId>)>;
+/// The records of snapshots as they were read, and the layers that they refer to.
+#[derive(Debug, Default)]
+pub(crate) struct KnownSnapshots {
+    /// By file name.
+    records: HashMap<String, RecordState>,
+    /// The folder before its records were read; `None` if it had just changed.
+    folder: Option<RecordState>,
+    /// Also those of a snapshot that was removed since.
+    pub(crate) layers: BTreeSet<LayerId>,
+}
 
-/// Tells versions of a record apart: each is a new file.
+/// What a record says about layers; the rest takes longer to parse.
+#[derive(Deserialize)]
+struct LayersOfRecord {
+    layers: Vec<LayerId>,
+}
+
+/// Tells versions of a record, or of a folder, apart: each version of a record is a new file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RecordState {
     inode: u64,
@@ -121,6 +135,13 @@ impl RecordState {
     fn of(path: &Path) -> Option<Self> {
         let stat = path.symlink_metadata().ok()?;
         Some(Self { inode: stat.ino(), changed: (stat.ctime(), stat.ctime_nsec()) })
+    }
+
+    /// Whether a change from now on gets another time. The kernel's clock for files has ticks of up
+    /// to 10 ms.
+    fn is_settled(self) -> bool {
+        let now = Timestamp::from(SystemTime::now()).as_millis() / 1000;
+        self.changed.0 < now - 1
     }
 }
 
@@ -207,33 +228,42 @@ impl Disk {
         Ok(record.map(|record| record.snapshot))
     }
 
+    /// The ids of all snapshots of this home. Reads no record.
+    pub(crate) fn snapshot_ids(&self) -> Result<Vec<SnapshotId>, EngineError> {
+        let names = records::names_in(&self.home.snapshots())?;
+        let parts = names.iter().filter_map(|name| name.strip_suffix(".json"));
+        Ok(parts.filter_map(|part| format!("snp_{part}").parse().ok()).collect())
+    }
+
     /// Every snapshot of this home.
     pub(crate) fn snapshot_list(&self) -> Result<Vec<Snapshot>, EngineError> {
         let records = records::read_records::<SnapshotRecord>(&self.home.snapshots())?;
         Ok(records.into_iter().map(|(_, record)| record.snapshot).collect())
     }
 
-    /// The layers of every snapshot. Reads only the records that are not in `known` as they are.
-    pub(crate) fn snapshot_layers(
-        &self,
-        mut known: SnapshotLayers,
-    ) -> Result<SnapshotLayers, EngineError> {
-        let (folder, mut all) = (self.home.snapshots(), SnapshotLayers::new());
+    /// Adds the layers of every snapshot. Reads only the records that `known` does not have as they
+    /// are, and none when the folder did not change.
+    pub(crate) fn add_snapshots(&self, known: &mut KnownSnapshots) -> Result<(), EngineError> {
+        let folder = self.home.snapshots();
+        let state = RecordState::of(&folder);
+        if state.is_some() && known.folder == state {
+            return Ok(());
+        }
+        known.folder = state.filter(|state| state.is_settled());
         for name in records::names_in(&folder)? {
             let path = folder.join(&name);
             let Some(state) = RecordState::of(&path).filter(|_| name.ends_with(".json")) else {
                 continue;
             };
-            let same = known.remove(&name).filter(|(known, _)| *known == state);
-            let layers = match same {
-                Some((_, layers)) => Some(layers),
-                None => {
-                    records::read_record::<SnapshotRecord>(&path)?.map(|read| read.snapshot.layers)
-                }
-            };
-            all.extend(layers.map(|layers| (name, (state, layers))));
+            if known.records.get(&name) == Some(&state) {
+                continue;
+            }
+            if let Some(read) = records::read_record::<LayersOfRecord>(&path)? {
+                known.layers.extend(read.layers);
+                known.records.insert(name, state);
+            }
         }
-        Ok(all)
+        Ok(())
     }
 
     /// Removes a snapshot's record. Garbage collection removes its layers once nothing refers to

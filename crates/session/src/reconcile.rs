@@ -86,16 +86,14 @@ async fn reconcile_snapshots(shared: &Shared, ours: bool) -> Result<(), SessionE
     let Some(snapshots) = shared.sandboxes.provider.snapshots() else { return Ok(()) };
     // Read before `stored`, so that a snapshot missing there did exist.
     let mut known = shared.store.snapshot_all().await?;
-    let stored = snapshots.list().await?.into_iter();
-    let stored = stored.filter(|stored| stored.owner == SnapshotOwner::Session);
-    let stored: HashSet<SnapshotId> = stored.map(|one| one.id).collect();
+    let stored: HashSet<SnapshotId> = snapshots.ids().await?.into_iter().collect();
     // This provider cannot know the snapshots of another one's sessions.
     let elsewhere = shared.store.session_elsewhere(shared.sandboxes.provider.name()).await?;
     known.retain(|(session, _)| !elsewhere.contains(session));
     // Read after `stored`: the name of a snapshot is stored before the snapshot exists.
     let referenced = referenced_snapshots(shared).await?;
     let Difference { orphaned, missing, back } = compare(known, &referenced, &stored);
-    let orphaned = if ours { orphaned } else { Vec::new() };
+    let orphaned = if ours { of_sessions(snapshots, orphaned).await? } else { Vec::new() };
     let counts = (orphaned.len(), missing.len(), back.len());
     if !orphaned.is_empty() {
         let removals = orphaned.into_iter().map(Removal::Snapshot).collect();
@@ -113,6 +111,21 @@ async fn reconcile_snapshots(shared: &Shared, ours: bool) -> Result<(), SessionE
     Ok(())
 }
 
+/// Leaves out the snapshots that belong to users, to which the store never refers.
+async fn of_sessions(
+    snapshots: &dyn Snapshots,
+    unreferenced: Vec<SnapshotId>,
+) -> Result<Vec<SnapshotId>, SessionError> {
+    let mut orphaned = Vec::new();
+    for id in unreferenced {
+        let found = snapshots.find(&id).await?;
+        if found.is_some_and(|stored| stored.owner == SnapshotOwner::Session) {
+            orphaned.push(id);
+        }
+    }
+    Ok(orphaned)
+}
+
 /// Every snapshot in use, including ones still to be taken. A snapshot moves from a driver's state
 /// to the table in one transaction, so the states are read first.
 async fn referenced_snapshots(shared: &Shared) -> Result<HashSet<SnapshotId>, SessionError> {
@@ -126,7 +139,7 @@ async fn referenced_snapshots(shared: &Shared) -> Result<HashSet<SnapshotId>, Se
 /// The differences between the store and the provider.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Difference {
-    /// Stored by the provider, unknown to the store.
+    /// Stored by the provider, unknown to the store; users' own snapshots, too.
     orphaned: Vec<SnapshotId>,
     /// Known to the store, not stored by the provider.
     missing: Vec<(SessionId, Snapshot)>,

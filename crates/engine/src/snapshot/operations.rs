@@ -93,6 +93,15 @@ impl Engine {
         self.disk.durability(id)
     }
 
+    /// The ids of all snapshots of this home, without reading them.
+    ///
+    /// # Errors
+    /// When they cannot be listed.
+    pub fn snapshot_ids(&self) -> Result<Vec<SnapshotId>, EngineError> {
+        self.store.ensure_mounted()?;
+        self.disk.snapshot_ids()
+    }
+
     /// Every snapshot of this home.
     ///
     /// # Errors

@@ -81,6 +81,14 @@ impl Snapshots for Fake {
         Ok(())
     }
 
+    async fn ids(&self) -> Result<Vec<SnapshotId>, SandboxError> {
+        Ok(self.inner().snapshots.keys().cloned().collect())
+    }
+
+    async fn find(&self, snapshot: &SnapshotId) -> Result<Option<StoredSnapshot>, SandboxError> {
+        Ok(Snapshots::list(self).await?.into_iter().find(|stored| stored.id == *snapshot))
+    }
+
     async fn list(&self) -> Result<Vec<StoredSnapshot>, SandboxError> {
         let stored = |(id, (_, kind)): (&SnapshotId, &(Files, Option<SnapshotKind>))| {
             let owner = if kind.is_some() { SnapshotOwner::Session } else { SnapshotOwner::You };

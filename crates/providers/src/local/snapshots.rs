@@ -55,6 +55,16 @@ impl Snapshots for Local {
         self.engine(doing, move |engine| engine.snapshot_remove(&id)).await
     }
 
+    async fn ids(&self) -> Result<Vec<SnapshotId>, SandboxError> {
+        self.engine("cannot list snapshots", Engine::snapshot_ids).await
+    }
+
+    async fn find(&self, snapshot: &SnapshotId) -> Result<Option<StoredSnapshot>, SandboxError> {
+        let (id, doing) = (snapshot.clone(), format!("cannot read snapshot {snapshot}"));
+        let found = self.engine(doing, move |engine| engine.snapshot(&id)).await?;
+        Ok(found.map(stored_snapshot))
+    }
+
     async fn list(&self) -> Result<Vec<StoredSnapshot>, SandboxError> {
         let mut snapshots = self.engine("cannot list snapshots", Engine::snapshots).await?;
         snapshots.sort_by_key(|snapshot| std::cmp::Reverse(snapshot.created_at));

@@ -366,7 +366,7 @@ impl Sandboxes {
         force: bool,
     ) -> Result<(), SandboxError> {
         let snapshots = self.snapshots()?;
-        let found = snapshots.list().await?.into_iter().find(|stored| stored.id == *snapshot);
+        let found = snapshots.find(snapshot).await?;
         let found = found.ok_or_else(|| SandboxError::no_snapshot(snapshot))?;
         if found.owner == SnapshotOwner::Session && !force {
             return Err(SandboxError::conflict(

@@ -30,6 +30,12 @@ pub trait Snapshots: Send + Sync {
     /// Deletes a snapshot; its layers are deleted when nothing uses them. Idempotent.
     async fn remove(&self, snapshot: &SnapshotId) -> Result<(), SandboxError>;
 
+    /// The ids of all snapshots. Cheaper than a list: reads none of them.
+    async fn ids(&self) -> Result<Vec<SnapshotId>, SandboxError>;
+
+    /// One snapshot, if it exists.
+    async fn find(&self, snapshot: &SnapshotId) -> Result<Option<StoredSnapshot>, SandboxError>;
+
     /// Lists every snapshot, newest first.
     async fn list(&self) -> Result<Vec<StoredSnapshot>, SandboxError>;
 
