@@ -20,7 +20,7 @@ use harvest_proto::{
     SessionId, SnapshotId, Timestamp,
     api::{RetentionDrop, RetentionReport, SessionDiskUsage, SessionState, Snapshot},
 };
-use harvest_store::{SessionRecord, StoreError};
+use harvest_store::{SessionSummary, StoreError};
 use tokio::sync::Notify;
 
 use crate::{
@@ -29,6 +29,9 @@ use crate::{
 };
 
 const INTERVAL: Duration = Duration::from_secs(600);
+
+// The first requests after a start come first: the rules concern every snapshot.
+const START_DELAY: Duration = Duration::from_secs(5);
 
 /// The retention rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -169,7 +172,10 @@ impl RetentionEnforcer {
         let retention = Arc::clone(self);
         job.spawn(&self.removals.sandboxes.tasks, move || {
             let retention = Arc::clone(&retention);
-            async move { Ok(retention.enforce().await?) }
+            async move {
+                tokio::time::sleep(START_DELAY).await;
+                Ok(retention.enforce().await?)
+            }
         });
     }
 
@@ -191,13 +197,15 @@ impl RetentionEnforcer {
     /// Applies the rules to one session, without the quota of all snapshots.
     pub(crate) async fn enforce_for(&self, session: &SessionId) -> Result<(), SessionError> {
         let Removals { store, sandboxes, .. } = &*self.removals;
-        let record = match store.session_get(session).await {
-            // Deleted meanwhile, or damaged, which the list reports.
-            Err(StoreError::NotFound { .. } | StoreError::Corrupt { .. }) => return Ok(()),
-            record => record?,
+        let summary = match store.session_summary(session).await {
+            // Damaged, which the list reports.
+            Err(StoreError::Corrupt { .. }) => return Ok(()),
+            summary => summary?,
         };
+        // Deleted meanwhile.
+        let Some(summary) = summary else { return Ok(()) };
         let snapshots = store.snapshot_list(session).await?;
-        let usage = usage_of(record, snapshots, sandboxes.provider.name());
+        let usage = usage_of(summary, snapshots, sandboxes.provider.name());
         let rules = Retention { snapshots_bytes: None, ..self.rules.clone() };
         apply(self, &plan(&rules, now(), usage.as_slice(), &[])).await
     }
@@ -219,11 +227,10 @@ async fn load(shared: &Removals) -> Result<(Vec<SnapshotUsage>, Vec<SnapshotSize
         snapshots.entry(session).or_default().push(snapshot);
     }
     let mut usages = Vec::new();
-    let visit = |record: SessionRecord| {
-        let own = snapshots.remove(&record.session.id).unwrap_or_default();
-        usages.extend(usage_of(record, own, shared.sandboxes.provider.name()));
-    };
-    shared.store.session_each(visit).await?;
+    for summary in shared.store.session_summaries().await? {
+        let own = snapshots.remove(&summary.id).unwrap_or_default();
+        usages.extend(usage_of(summary, own, shared.sandboxes.provider.name()));
+    }
     let disks = match shared.sandboxes.provider.snapshots() {
         Some(snapshots) => snapshots.sizes().await?,
         None => Vec::new(),
@@ -233,18 +240,17 @@ async fn load(shared: &Removals) -> Result<(Vec<SnapshotUsage>, Vec<SnapshotSize
 
 /// `None` for a session of another provider, whose snapshots could not be removed here.
 fn usage_of(
-    record: SessionRecord,
+    summary: SessionSummary,
     snapshots: Vec<Snapshot>,
     provider: &str,
 ) -> Option<SnapshotUsage> {
-    let SessionRecord { session, .. } = record;
-    (session.provider == provider).then(|| SnapshotUsage {
+    (summary.provider == provider).then(|| SnapshotUsage {
         snapshots,
-        session: session.id,
-        title: session.title,
-        archived: session.state == SessionState::Archived,
-        last_activity: session.last_activity,
-        newest: session.snapshot_id,
+        session: summary.id,
+        title: summary.title,
+        archived: summary.state == SessionState::Archived,
+        last_activity: summary.last_activity,
+        newest: summary.snapshot,
     })
 }
 

@@ -6,16 +6,17 @@ use std::time::Duration;
 
 use harvest_proto::{SessionId, Timestamp};
 
-use crate::{DbConnection, Store, StoreError, reserve::OnFullDisk, row, target::Target};
+use crate::{DbConnection, DbQuery, Store, StoreError, reserve::OnFullDisk, row, target::Target};
 
 // As long as other implementations of the HTTP draft keep keys: enough for any client's retries.
 const KEY_LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
 
 // A request that created something counts as done, even if its response was not stored.
 const RELEASE: &str =
-    "DELETE FROM idempotency_keys WHERE key = $1 AND response IS NULL AND created_ids IS NULL";
-const RELEASE_ALL: &str =
-    "DELETE FROM idempotency_keys WHERE response IS NULL AND created_ids IS NULL";
+    "DELETE FROM idempotency_keys WHERE key = $1 AND response IS NULL AND NOT EXISTS
+     (SELECT 1 FROM idempotency_ids i WHERE i.key = idempotency_keys.key)";
+const RELEASE_ALL: &str = "DELETE FROM idempotency_keys WHERE response IS NULL AND NOT EXISTS
+     (SELECT 1 FROM idempotency_ids i WHERE i.key = idempotency_keys.key)";
 
 /// State of a claimed key.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,16 +63,7 @@ impl Store {
                     if new.rows_affected() == 1 {
                         return Ok(Claim::New);
                     }
-                    let row = sqlx::query(
-                        "SELECT request_hash, response, created_ids FROM idempotency_keys WHERE key = $1",
-                    )
-                    .bind(key)
-                    .fetch_one(&mut *connection)
-                    .await?;
-                    if row::text(&row, "request_hash")? != request_hash {
-                        return Ok(Claim::Mismatch);
-                    }
-                    Ok(state(row::optional(&row, "response")?, row::optional(&row, "created_ids")?))
+                    state(connection, &key, &request_hash).await
                 })
             })
             .await
@@ -89,12 +81,21 @@ impl Store {
     /// replaces earlier ones. After a crash the repeated request creates the same objects. An empty
     /// list means that nothing was created.
     pub async fn idempotency_plan(&self, key: &str, ids: &[String]) -> Result<(), StoreError> {
-        let query = sqlx::query(
-            "UPDATE idempotency_keys SET created_ids = $2 WHERE key = $1 AND response IS NULL",
-        )
-        .bind(key.to_owned())
-        .bind((!ids.is_empty()).then(|| ids.join(" ")));
-        self.writer.execute(None, query).await.map(drop)
+        let (key, ids) = (key.to_owned(), ids.to_owned());
+        self.writer
+            .run(move |connection| {
+                Box::pin(async move {
+                    sqlx::query("DELETE FROM idempotency_ids WHERE key = $1")
+                        .bind(key.clone())
+                        .execute(&mut *connection)
+                        .await?;
+                    for id in ids {
+                        add_id(&key, &id).execute(&mut *connection).await?;
+                    }
+                    Ok(())
+                })
+            })
+            .await
     }
 
     /// Releases a claimed key whose request was not run. Does nothing when the request created
@@ -110,14 +111,39 @@ impl Store {
     }
 }
 
-fn state(response: Option<String>, created: Option<String>) -> Claim {
-    match (response, created) {
-        (Some(response), _) => Claim::Done { response },
-        (None, Some(ids)) => {
-            Claim::CreatedIds { ids: ids.split_whitespace().map(str::to_owned).collect() }
-        }
-        (None, None) => Claim::InFlight,
+/// The state of a key that was claimed before.
+async fn state(
+    connection: &mut DbConnection,
+    key: &str,
+    request_hash: &str,
+) -> Result<Claim, StoreError> {
+    let row = sqlx::query("SELECT request_hash, response FROM idempotency_keys WHERE key = $1")
+        .bind(key.to_owned())
+        .fetch_one(&mut *connection)
+        .await?;
+    if row::text(&row, "request_hash")? != request_hash {
+        return Ok(Claim::Mismatch);
     }
+    if let Some(response) = row::optional(&row, "response")? {
+        return Ok(Claim::Done { response });
+    }
+    let rows = sqlx::query("SELECT id FROM idempotency_ids WHERE key = $1 ORDER BY position")
+        .bind(key.to_owned())
+        .fetch_all(connection)
+        .await?;
+    let ids: Vec<String> = row::readable(&rows, |row| row::text(row, "id"))?;
+    Ok(if ids.is_empty() { Claim::InFlight } else { Claim::CreatedIds { ids } })
+}
+
+/// Adds an id to those of a key; does nothing when the key has expired.
+fn add_id(key: &str, id: &str) -> DbQuery<'static> {
+    sqlx::query(
+        "INSERT INTO idempotency_ids (key, position, id)
+         SELECT k.key, (SELECT COALESCE(MAX(i.position), 0) + 1 FROM idempotency_ids i WHERE i.key = k.key), $2
+         FROM idempotency_keys k WHERE k.key = $1",
+    )
+    .bind(key.to_owned())
+    .bind(id.to_owned())
 }
 
 /// Adds an id to those the request of a key has created.
@@ -126,13 +152,7 @@ pub(crate) async fn add_created_id(
     key: String,
     id: String,
 ) -> Result<(), StoreError> {
-    let query = sqlx::query(
-        "UPDATE idempotency_keys SET created_ids = CASE WHEN created_ids IS NULL THEN $2 ELSE created_ids || ' ' || $2 END
-         WHERE key = $1",
-    )
-    .bind(key)
-    .bind(id);
-    target.execute(query).await.map(drop)
+    target.execute(add_id(&key, &id)).await.map(drop)
 }
 
 /// Forgets under which keys a session and its prompts were created. A key is deleted with the last
@@ -141,14 +161,17 @@ pub(crate) async fn forget_session(
     connection: &mut DbConnection,
     session: &SessionId,
 ) -> Result<(), StoreError> {
-    // Ids contain `_`, which matches any character: no other id of the same length is like it.
-    let remove = "UPDATE idempotency_keys SET created_ids =
-         TRIM(REPLACE(' ' || created_ids || ' ', ' ' || $1 || ' ', ' '))
-         WHERE ' ' || created_ids || ' ' LIKE '% ' || $1 || ' %'";
-    let delete = "DELETE FROM idempotency_keys WHERE created_ids = ''
-         OR created_ids IN (SELECT id FROM prompts WHERE session = $1)";
-    for sql in [remove, delete] {
-        sqlx::query(sql).bind(session.to_string()).execute(&mut *connection).await?;
+    let own = "SELECT id FROM sessions WHERE id = $1
+         UNION ALL SELECT id FROM prompts WHERE session = $1";
+    let delete = format!(
+        "DELETE FROM idempotency_keys WHERE key IN
+         (SELECT i.key FROM idempotency_ids i WHERE i.id IN ({own})) AND NOT EXISTS
+         (SELECT 1 FROM idempotency_ids o WHERE o.key = idempotency_keys.key AND o.id NOT IN ({own}))"
+    );
+    let remove = format!("DELETE FROM idempotency_ids WHERE id IN ({own})");
+    for sql in [delete, remove] {
+        let query = sqlx::query(sqlx::AssertSqlSafe(sql)).bind(session.to_string());
+        query.execute(&mut *connection).await?;
     }
     Ok(())
 }

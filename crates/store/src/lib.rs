@@ -56,6 +56,7 @@ pub use prompts::NewPrompt;
 pub use removals::Removal;
 pub use sessions::{
     DriverState, NewSession, SessionCursor, SessionFilter, SessionPage, SessionRecord,
+    SessionSummary,
 };
 pub use turns::TurnTree;
 pub use write::{Committed, Write};

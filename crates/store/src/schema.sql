@@ -46,6 +46,8 @@ CREATE TABLE sessions (
 
 CREATE INDEX sessions_by_age ON sessions (created_at, id);
 
+CREATE INDEX sessions_open ON sessions (created_at, id) WHERE state <> 'archived';
+
 CREATE INDEX sessions_by_state ON sessions (state, created_at, id);
 
 CREATE INDEX sessions_at_work ON sessions (id) WHERE resting = 0;
@@ -263,8 +265,18 @@ CREATE TABLE idempotency_keys (
     key TEXT PRIMARY KEY,
     request_hash TEXT NOT NULL,
     response TEXT,
-    created_ids TEXT,
     created_at BIGINT NOT NULL
 );
 
 CREATE INDEX idempotency_keys_by_age ON idempotency_keys (created_at);
+
+CREATE INDEX idempotency_keys_in_flight ON idempotency_keys (key) WHERE response IS NULL;
+
+CREATE TABLE idempotency_ids (
+    key TEXT NOT NULL REFERENCES idempotency_keys (key) ON DELETE CASCADE,
+    position BIGINT NOT NULL,
+    id TEXT NOT NULL,
+    PRIMARY KEY (key, position)
+);
+
+CREATE INDEX idempotency_ids_by_id ON idempotency_ids (id);

@@ -7,6 +7,8 @@ use std::{
     thread,
 };
 
+use harvest_store::{Claim, SessionFilter};
+use sqlx::{AssertSqlSafe, Connection, Row, SqliteConnection};
 use tracing::{
     Metadata, Subscriber,
     field::{Field, Visit},
@@ -117,4 +119,70 @@ async fn prompt_reply_is_the_stored_prompt() {
     assert_eq!(sessions.get(&id).await.unwrap().title, "hold");
     let unknown = sessions.prompt_cancel(&id, &PromptId::random()).await.unwrap_err();
     assert_eq!(unknown.code(), "not_found");
+}
+
+// Read by jobs only, or a few rows whatever the number of sessions is.
+const MAY_SCAN: [&str; 10] = [
+    "repositories",
+    "removals",
+    "builds",
+    "sqlite_schema",
+    "CONSTANT ROW",
+    // The job of retention.
+    "HAVING COUNT(*) > 1",
+    // These partial indexes contain requests in flight and sessions at work only.
+    "idempotency_keys_in_flight",
+    "sessions_at_work",
+    "prompts_queued",
+    "checkouts_unreviewed",
+];
+
+/// The steps of SQLite's plan for a statement that read a whole table or index.
+async fn scans(connection: &mut SqliteConnection, sql: &str) -> Vec<String> {
+    let explain = sqlx::query(AssertSqlSafe(format!("EXPLAIN QUERY PLAN {sql}")));
+    let steps = explain.fetch_all(connection).await.unwrap().into_iter();
+    let steps = steps.map(|row| row.get::<String, _>("detail"));
+    let scans = steps.filter(|step| step.starts_with("SCAN ") && !step.contains("-ROW VALUES"));
+    scans
+        .filter(|step| !MAY_SCAN.iter().any(|known| step.contains(known) || sql.contains(known)))
+        .collect()
+}
+
+#[tokio::test]
+async fn requests_and_starts_scan_no_table() {
+    tracing::subscriber::set_global_default(StatementLog).unwrap();
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    assert_eq!(sessions.idempotency_claim("k", b"body").await.unwrap(), Claim::New);
+    let keyed = sessions.with_idempotency_key(Some("k"));
+    let id = harness.session(&keyed, Some("hello")).await.id;
+    until_state(&sessions, &id, SessionState::Idle).await;
+    send(&sessions, &id, "again").await;
+    until(&sessions, &id, |event| matches!(event.body, EventBody::SnapshotTaken { .. })).await;
+    let filters = [
+        SessionFilter::default(),
+        SessionFilter { archived: Some(false), ..SessionFilter::default() },
+        SessionFilter { state: Some(SessionState::Paused), ..SessionFilter::default() },
+        SessionFilter { id_prefix: Some("ses_a".into()), ..SessionFilter::default() },
+        SessionFilter { key: Some("k".into()), ..SessionFilter::default() },
+    ];
+    for filter in &filters {
+        sessions.find(filter, None, 20).await.unwrap();
+    }
+    sessions.pause(&id).await.unwrap();
+    sessions.close().await;
+    let sessions = harness.serve().await;
+    sessions.delete(&id).await.unwrap();
+    let path = harness.folder.path().join("store.db");
+    let url = format!("sqlite://{}", path.display());
+    let mut connection = SqliteConnection::connect(&url).await.unwrap();
+    let all: HashSet<String> = logged().iter().map(|(_, sql)| sql.clone()).collect();
+    let begins = |sql: &&String| {
+        ["SELECT", "INSERT", "UPDATE", "DELETE"].iter().any(|verb| sql.starts_with(verb))
+    };
+    let all: Vec<&String> = all.iter().filter(begins).collect();
+    assert!(all.len() > 30, "{all:#?}");
+    for sql in all {
+        assert_eq!(scans(&mut connection, sql).await, [""; 0], "{sql}");
+    }
 }

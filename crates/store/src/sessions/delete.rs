@@ -106,8 +106,9 @@ async fn removals_of(
     let sandbox: Vec<Option<SandboxId>> =
         row::readable(sandbox.as_slice(), |row| row::parsed_optional(row, "sandbox"))?;
     let rows = sqlx::query(
-        "SELECT id FROM snapshots WHERE session = $1 AND id NOT IN
-         (SELECT id FROM snapshots WHERE session <> $1) ORDER BY created_at, id",
+        "SELECT p.id FROM snapshots p WHERE p.session = $1 AND NOT EXISTS
+         (SELECT 1 FROM snapshots o WHERE o.id = p.id AND o.session <> p.session)
+         ORDER BY p.created_at, p.id",
     )
     .bind(session.to_string())
     .fetch_all(connection)

@@ -2,7 +2,9 @@
 
 use std::collections::HashSet;
 
-use harvest_proto::{RepositoryName, SandboxId, SessionId, Timestamp, api::SessionState};
+use harvest_proto::{
+    RepositoryName, SandboxId, SessionId, SnapshotId, Timestamp, api::SessionState,
+};
 
 use super::{SELECT, SessionRecord, load_checkouts, read};
 use crate::{
@@ -37,11 +39,10 @@ impl SessionFilter {
             sql += &condition.replace("$?", &format!("${}", texts.len() + 3));
         };
         add(self.state.as_ref().map(to_enum_name), " AND s.state = $?");
-        let compare = |archived| if archived { " AND s.state = $?" } else { " AND s.state <> $?" };
-        let archived = to_enum_name(&SessionState::Archived);
-        add(self.archived.map(|_| archived), compare(self.archived.unwrap_or_default()));
-        let prefix = self.id_prefix.as_ref().map(|prefix| escaped(prefix) + "%");
-        add(prefix, " AND s.id LIKE $? ESCAPE '\\'");
+        add(self.id_prefix.clone(), " AND s.id >= $?");
+        // Texts are compared by bytes, and no character has larger ones.
+        let end = self.id_prefix.as_ref().map(|prefix| format!("{prefix}\u{10ffff}"));
+        add(end, " AND s.id < $?");
         add(self.key.clone(), " AND s.key = $?");
         let has_repository =
             " AND EXISTS (SELECT 1 FROM checkouts c WHERE c.session = s.id AND c.repository = $?)";
@@ -52,6 +53,12 @@ impl SessionFilter {
         add(title.map(|text| contains(&text.to_lowercase())), unicode);
         let ascii = " OR LOWER(s.title) LIKE $? ESCAPE '\\')";
         add(title.map(|text| contains(&text.to_ascii_lowercase())), ascii);
+        // Not a parameter: only a constant condition can use the index of open sessions.
+        sql += match self.archived {
+            None => "",
+            Some(true) => " AND s.state = 'archived'",
+            Some(false) => " AND s.state <> 'archived'",
+        };
         (sql, texts)
     }
 }
@@ -69,21 +76,36 @@ pub struct SessionPage {
     pub next: Option<SessionCursor>,
 }
 
+/// What retention needs to know about a session.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SessionSummary {
+    pub id: SessionId,
+    pub title: String,
+    pub state: SessionState,
+    pub provider: String,
+    pub snapshot: Option<SnapshotId>,
+    pub last_activity: Timestamp,
+}
+
 impl Store {
-    /// Calls `visit` with every session, newest first. Reads a page at a time.
-    pub async fn session_each(
+    /// A summary of every session, newest first. One statement: a home may have thousands.
+    pub async fn session_summaries(&self) -> Result<Vec<SessionSummary>, StoreError> {
+        let query = sqlx::query(
+            "SELECT id, title, state, provider, snapshot, last_activity FROM sessions
+             ORDER BY created_at DESC, id DESC",
+        );
+        self.all(query, summary).await
+    }
+
+    /// The summary of a session; `None` when there is no such session.
+    pub async fn session_summary(
         &self,
-        mut visit: impl FnMut(SessionRecord),
-    ) -> Result<(), StoreError> {
-        let mut cursor = None;
-        loop {
-            let page = self.session_find(&SessionFilter::default(), cursor, PAGE).await?;
-            page.records.into_iter().for_each(&mut visit);
-            cursor = page.next;
-            if cursor.is_none() {
-                return Ok(());
-            }
-        }
+        session: &SessionId,
+    ) -> Result<Option<SessionSummary>, StoreError> {
+        let query = sqlx::query(
+            "SELECT id, title, state, provider, snapshot, last_activity FROM sessions WHERE id = $1",
+        );
+        self.optional(query.bind(session.to_string()), summary).await
     }
 
     /// Sessions that match the filter and were created before `before`, newest first, at most
@@ -96,9 +118,13 @@ impl Store {
     ) -> Result<SessionPage, StoreError> {
         let (at, id) = before.map_or((i64::MAX, String::new()), |(at, id)| (at.as_millis(), id));
         let (conditions, texts) = filter.conditions();
+        // Few sessions have a key or a prefix. `+` keeps both databases from walking the index by
+        // age instead, in search of them.
+        let few = filter.id_prefix.is_some() || filter.key.is_some();
+        let age = if few { "+s.created_at" } else { "s.created_at" };
         let mut query = sqlx::query(sqlx::AssertSqlSafe(format!(
-            "{SELECT} WHERE (s.created_at, s.id) < ($1, $2) {conditions}
-             ORDER BY s.created_at DESC, s.id DESC LIMIT $3"
+            "{SELECT} WHERE ({age}, s.id) < ($1, $2) {conditions}
+             ORDER BY {age} DESC, s.id DESC LIMIT $3"
         )))
         .bind(at)
         .bind(id)
@@ -202,19 +228,25 @@ impl Store {
     }
 }
 
-/// A LIKE pattern for texts that contain this one.
-fn contains(text: &str) -> String {
-    format!("%{}%", escaped(text))
+fn summary(row: &DbRow) -> Result<SessionSummary, StoreError> {
+    Ok(SessionSummary {
+        id: row::parsed(row, "id")?,
+        title: row::text(row, "title")?,
+        state: row::enum_name(row, "state")?,
+        provider: row::text(row, "provider")?,
+        snapshot: row::parsed_optional(row, "snapshot")?,
+        last_activity: row::time(row, "last_activity")?,
+    })
 }
 
-/// A LIKE pattern for this text.
-fn escaped(text: &str) -> String {
-    let mut pattern = String::new();
+/// A LIKE pattern for texts that contain this one.
+fn contains(text: &str) -> String {
+    let mut pattern = "%".to_owned();
     for letter in text.chars() {
         if matches!(letter, '%' | '_' | '\\') {
             pattern.push('\\');
         }
         pattern.push(letter);
     }
-    pattern
+    pattern + "%"
 }

@@ -21,7 +21,7 @@ use crate::{
     row::{self, replace_nul, to_enum_name, to_json},
 };
 
-pub use list::{SessionCursor, SessionFilter, SessionPage};
+pub use list::{SessionCursor, SessionFilter, SessionPage, SessionSummary};
 pub use update::DriverState;
 pub(crate) use update::{
     add_usage, advance, set_agent, set_diff, set_driver_state, set_position, set_title,

@@ -9,6 +9,7 @@ mod damage;
 mod events;
 mod faults;
 mod group_commit;
+mod growth;
 mod history;
 mod leases;
 mod memory;
