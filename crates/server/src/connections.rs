@@ -24,6 +24,7 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
+use socket2::SockRef;
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::Semaphore,
@@ -46,6 +47,13 @@ const ADDRESS_SHARE: usize = 4;
 
 // Eight times the limit of common servers.
 const MAX_HEADER_BYTES: usize = 64 * 1024;
+
+// What hyper buffers for a client that does not read; by default 400 KB.
+const MAX_BUFFER_BYTES: usize = 2 * MAX_HEADER_BYTES;
+
+// Unsent bytes in the kernel; without a limit it would hold up to 4 MB for a client that does not
+// read. Bytes in flight do not count, so a fast connection stays fast.
+const MAX_UNSENT_BYTES: u32 = 128 * 1024;
 
 // Most likely out of file descriptors: some are freed in a moment.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
@@ -127,6 +135,7 @@ impl Connection {
         let Self { peer, router, guard, shutdown } = self;
         // Events are small: without this the kernel would delay them by up to 40 ms.
         let _ = stream.set_nodelay(true);
+        let _ = SockRef::from(&stream).set_tcp_notsent_lowat(MAX_UNSENT_BYTES);
         let (following, closed) = (Arc::new(AtomicBool::new(false)), guard.closed());
         let stream = WriteTimeout::new(stream, WRITE_LIMITS, Arc::clone(&following));
         let service = hyper::service::service_fn(move |mut request: hyper::Request<Incoming>| {
@@ -148,6 +157,7 @@ impl Connection {
             .timer(TokioTimer::new())
             .header_read_timeout(header_timeout)
             .max_header_size(MAX_HEADER_BYTES)
+            .max_buf_size(MAX_BUFFER_BYTES)
             .serve_connection(TokioIo::new(stream), service)
             .with_upgrades();
         let mut connection = std::pin::pin!(connection);

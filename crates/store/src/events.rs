@@ -19,7 +19,7 @@ pub(crate) type NewEvents = Vec<(SessionId, Arc<Event>)>;
 const RANGE: &str =
     "SELECT seq, at, turn, body FROM events WHERE session = $1 AND seq > $2 ORDER BY seq LIMIT $3";
 // Of the events' texts. The last event of a page may exceed it.
-const PAGE_BYTES: usize = 256 * 1024;
+const PAGE_BYTES: usize = 128 * 1024;
 
 const STORED: &str = "SELECT stored FROM outboxes WHERE session = $1 AND epoch = $2";
 

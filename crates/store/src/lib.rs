@@ -65,8 +65,9 @@ use commit::Writer;
 use dialect::Connector;
 use reserve::Reserve;
 
-// Events a follower may fall behind before it has to read from the database instead.
-const FOLLOW_BUFFER: usize = 1024;
+// Events a follower may fall behind before it has to read from the database instead. They stay in
+// memory, up to 64 KB each, while a follower of the session does not read.
+const FOLLOW_BUFFER: usize = 128;
 
 type DbConnection = sqlx::AnyConnection;
 type DbQuery<'q> = sqlx::query::Query<'q, sqlx::Any, sqlx::any::AnyArguments>;
