@@ -5,7 +5,7 @@
 PACKAGES := git mmdebstrap ca-certificates e2fsprogs btrfs-progs
 TEST_PACKAGES := busybox-static python3 python3-venv uidmap user-mode-linux docker-registry skopeo postgresql libfaketime
 # Programs that the engine is compared with; podman and docker are measured where installed.
-BENCH_PACKAGES := busybox-static bubblewrap crun runc postgresql
+BENCH_PACKAGES := busybox-static bubblewrap crun fio runc postgresql
 
 run: PACKAGES_WANTED = $(PACKAGES)
 run: packages build

@@ -16,6 +16,7 @@ mod runner;
 mod sessions;
 mod store;
 mod workspace;
+mod writes;
 
 use std::{
     fs,
@@ -81,6 +82,9 @@ fn bench(options: &Options) -> Result<()> {
     }
     if options.disks && options.wants("disk") {
         disks::run(&workspace, options, &mut report)?;
+    }
+    if options.disks && options.wants("writes") {
+        writes::run(&workspace, options, &mut report);
     }
     if options.wants("session") {
         sessions::run(options, &mut report)?;

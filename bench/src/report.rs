@@ -11,7 +11,7 @@ use crate::{
     memory::{Memory, TARGET_KIB},
     peers, pool,
     runner::Samples,
-    sessions, store,
+    sessions, store, writes,
 };
 
 /// The results of one run.
@@ -127,14 +127,15 @@ fn compare(rows: &mut [Row]) {
     let known = rows.to_vec();
     let find = |names: &[&str]| known.iter().find(|row| names.contains(&row.name.as_str()));
     for row in rows {
-        let mut targets = TARGETS.iter().chain(&growth::TARGETS);
+        let mut targets = TARGETS.iter().chain(&growth::TARGETS).chain(&writes::TARGETS);
         let (names, target) = match targets.find(|(name, ..)| *name == row.name) {
             Some((_, names, target)) => (*names, Some(*target)),
             // Copying disks and writing events are not comparable to starting a process.
             None if disks::is_row(&row.name)
                 || growth::is_row(&row.name)
                 || store::is_row(&row.name)
-                || sessions::is_row(&row.name) =>
+                || sessions::is_row(&row.name)
+                || writes::is_row(&row.name) =>
             {
                 continue;
             }

@@ -114,7 +114,8 @@ table! {
             "Model calls are refused once a session has used this many tokens";
         store_driver: Driver, "`auto`, `dir` or `btrfs`", "`dir`",
             "The disk driver of a new `home`: plain folders, or btrfs, which snapshots and forks \
-             in milliseconds; an existing home keeps its driver";
+             in milliseconds but takes two to five times as long for large and random writes; an \
+             existing home keeps its driver";
         state_size: Size, "size", "`2g`",
             "The maximum size of a new `/mnt/state` volume; it takes space only as it is used";
         database: Secret<String>, "`sqlite:PATH` or `postgres://USER:PASSWORD@HOST/NAME`",
