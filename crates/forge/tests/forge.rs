@@ -147,8 +147,8 @@ async fn every_route_requires_the_token() {
         "/forge/local/app.git/info/refs?service=git-upload-pack",
         "/forge/local/missing.git/info/refs?service=git-upload-pack",
         "/forge/local/..%2fapp.git/info/refs?service=git-upload-pack",
-        "/forge/local/app/pulls",
-        "/forge/local/app/pulls/1",
+        "/forge/local/app/pr",
+        "/forge/local/app/pr/1",
     ] {
         let answer = host.get(path, "").await;
         assert!(answer.starts_with("HTTP/1.1 401 "), "{path}: {answer}");
@@ -241,7 +241,7 @@ async fn branch_has_one_open_pull_request() {
     let first = host.push_branch("harvest/a").await;
     let opened = host.forge.open_pull_request("app", new_pull_request("harvest/a")).await.unwrap();
     assert_eq!((opened.number, &opened.commit, opened.state), (1, &first, PullRequestState::Open));
-    assert_eq!(opened.url, format!("http://{}/forge/local/app/pulls/1", host.address));
+    assert_eq!(opened.url, format!("http://{}/forge/local/app/pr/1", host.address));
     host.forge.set_evidence("app", 1, evidence(&first)).await.unwrap();
     let same = host.forge.open_pull_request("app", new_pull_request("harvest/a")).await.unwrap();
     assert_eq!((same.number, same.evidence), (1, Some(evidence(&first))));
@@ -295,10 +295,10 @@ async fn pull_request_is_served_as_json_and_html() {
     let commit = host.push_branch("harvest/a").await;
     host.forge.open_pull_request("app", new_pull_request("harvest/a")).await.unwrap();
     host.forge.set_evidence("app", 1, evidence(&commit)).await.unwrap();
-    let json = host.get("/forge/local/app/pulls/1", &basic()).await;
+    let json = host.get("/forge/local/app/pr/1", &basic()).await;
     assert!(json.contains(&format!("\"commit\":\"{commit}\"")), "{json}");
     let page =
-        host.get("/forge/local/app/pulls/1", &format!("{}Accept: text/html\r\n", basic())).await;
+        host.get("/forge/local/app/pr/1", &format!("{}Accept: text/html\r\n", basic())).await;
     assert!(page.contains("A &lt;b&gt;title&lt;/b&gt;") && !page.contains("<b>title"), "{page}");
     assert!(
         page.contains("file-harvest-a")

@@ -198,7 +198,7 @@ impl Renderer {
                 self.tools.clear();
                 turn_ended(self.turn, *outcome, error.as_deref(), *millis)
             }
-            EventBody::PullOpened { repository, number, url, .. } => {
+            EventBody::PrOpened { repository, number, url, .. } => {
                 // Each further push to it repeats the event.
                 let is_new = self.pull_requests.insert((repository.clone(), *number));
                 let verb = if is_new { "Opened" } else { "Updated" };
@@ -331,7 +331,7 @@ fn verbose_lines(body: &EventBody, width: usize) -> Vec<String> {
         EventBody::StateChanged { state, reason, .. } => {
             vec![format!("State {}: {reason}", state.as_str())]
         }
-        EventBody::SnapshotTaken { snapshot, kind, millis } => vec![format!(
+        EventBody::SnapshotTaken { snapshot_id: snapshot, kind, millis } => vec![format!(
             "Saved snapshot {snapshot} of the {} ({})",
             describe_snapshot_kind(*kind),
             human_millis(*millis)

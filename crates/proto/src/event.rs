@@ -243,7 +243,7 @@ pub enum EventBody {
     /// A snapshot of the sandbox was taken.
     SnapshotTaken {
         /// Id of the snapshot.
-        snapshot: SnapshotId,
+        snapshot_id: SnapshotId,
         /// Reason for the snapshot.
         kind: SnapshotKind,
         /// Time for which the sandbox was frozen.
@@ -252,7 +252,7 @@ pub enum EventBody {
     /// The session was restored to an earlier turn, or starts as a fork of another session.
     Restored {
         /// Snapshot it continues from.
-        snapshot: SnapshotId,
+        snapshot_id: SnapshotId,
         /// Description for people: `fork of ses_… at turn 1`.
         detail: String,
     },
@@ -296,7 +296,7 @@ pub enum EventBody {
         reason: String,
     },
     /// A pull request was opened, or got a new commit.
-    PullOpened {
+    PrOpened {
         /// Name of the repository.
         repository: RepositoryName,
         /// Number of the pull request at the forge.

@@ -409,7 +409,7 @@ async fn session_shows_its_creation_parameters() {
     let session = server.post("/v1/sessions", &[], body).await.json();
     let shown = json!([{"name": "local/calc", "folder": "/workspace/calc",
                         "url": "http://127.0.0.1:1/calc.git", "base": "next",
-                        "branch": session["branch"], "pull_request": null}]);
+                        "branch": session["branch"], "pr": null}]);
     assert_eq!(session["repositories"], shown);
     assert_eq!((&session["env"], &session["key"]), (&json!(["MODE"]), &json!("k")));
     let repository = ["repository", "repo_owner", "repo_name"].map(|field| session[field].clone());

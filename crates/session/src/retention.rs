@@ -298,7 +298,7 @@ fn report(
     let dropped = |session, snapshot: Option<SnapshotId>, why: &str| RetentionDrop {
         session,
         bytes: snapshot.as_ref().and_then(|snapshot| own.get(snapshot)).copied().unwrap_or(0),
-        snapshot,
+        snapshot_id: snapshot,
         why: why.to_owned(),
     };
     let sessions = plan.sessions.into_iter().map(|(session, why)| dropped(session, None, why));

@@ -76,10 +76,10 @@ async fn prompt_completes_and_its_turn_is_snapshotted() {
     assert_eq!(prompt.status, PromptStatus::Completed);
     let turn = &sessions.turns(&session.id).await.unwrap()[0];
     assert_eq!((Some(&turn.id), turn.number), (prompt.turn.as_ref(), 1));
-    assert_eq!(turn.snapshot, sessions.get(&session.id).await.unwrap().snapshot_id);
+    assert_eq!(turn.snapshot_id, sessions.get(&session.id).await.unwrap().snapshot_id);
     assert_eq!(
         harness.fake.snapshots_taken(),
-        [(turn.snapshot.clone().unwrap(), SnapshotKind::Turn)]
+        [(turn.snapshot_id.clone().unwrap(), SnapshotKind::Turn)]
     );
     assert_gapless(&all(&sessions, &session.id).await);
     let pass = harness.doors.0.lock().unwrap()[0].clone();
@@ -374,7 +374,7 @@ async fn failed_build_keeps_previous_build() {
     let id = harness.session(&sessions, Some("hello")).await.id;
     until_state(&sessions, &id, SessionState::Idle).await;
     let last = harness.fake.created().last().unwrap().from.clone();
-    assert_eq!(last, StartFrom::Snapshot(build.snapshot.clone()));
+    assert_eq!(last, StartFrom::Snapshot(build.snapshot_id.clone()));
     assert_eq!(
         harness.fake.sandboxes(),
         [sandbox(&sessions, &id).await],
@@ -406,7 +406,7 @@ async fn pushed_commit_gets_pull_request_and_evidence() {
     let event = until(&sessions, &id, |event| matches!(event.body, EventBody::Evidence(_))).await;
     let EventBody::Evidence(evidence) = event.body else { unreachable!() };
     assert_eq!((evidence.commit, evidence.outcome), (commit, CheckOutcome::NoneDeclared));
-    let pull = sessions.get(&id).await.unwrap().repositories.remove(0).pull_request.unwrap();
+    let pull = sessions.get(&id).await.unwrap().repositories.remove(0).pr.unwrap();
     assert_eq!((pull.number, pull.title.as_str()), (7, "hold"));
     assert!(pull.evidence.is_some());
     assert_eq!(harness.pulls.0.lock().unwrap().len(), 1);

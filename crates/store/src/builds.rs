@@ -35,13 +35,13 @@ impl Store {
             "UPDATE builds SET status = 'ready', commit_id = $2, check_evidence = $3,
              millis = $4, built_at = $5 WHERE snapshot = $1 AND status = 'building'",
         )
-        .bind(build.snapshot.to_string())
+        .bind(build.snapshot_id.to_string())
         .bind(build.commit.clone())
         .bind(build.check.as_ref().map(to_json))
         .bind(bigint(build.millis))
         .bind(build.built_at.as_millis());
         match self.writer.execute(Some(lease), query).await? {
-            0 => Err(StoreError::missing(format!("build {} in progress", build.snapshot))),
+            0 => Err(StoreError::missing(format!("build {} in progress", build.snapshot_id))),
             _ => Ok(()),
         }
     }
@@ -100,7 +100,7 @@ impl Store {
 pub(crate) fn read(row: &DbRow) -> Result<Option<Build>, StoreError> {
     let Some(snapshot) = row::parsed_optional(row, "snapshot")? else { return Ok(None) };
     Ok(Some(Build {
-        snapshot,
+        snapshot_id: snapshot,
         commit: row::text(row, "commit_id")?,
         check: row::json_optional(row, "check_evidence")?,
         millis: row::count(row, "millis")?,

@@ -123,7 +123,7 @@ fn read(row: &DbRow) -> Result<Turn, StoreError> {
         diff: diff(row)?,
         usage: row::usage(row)?,
         outcome: row::enum_name_optional(row, "outcome")?,
-        snapshot: row::parsed_optional(row, "snapshot")?.filter(|_| !gone),
+        snapshot_id: row::parsed_optional(row, "snapshot")?.filter(|_| !gone),
         dropped: if gone { Some("gone".to_owned()) } else { dropped },
         started_at: row::time(row, "started_at")?,
         ended_at: row::time_optional(row, "ended_at")?,

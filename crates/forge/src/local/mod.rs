@@ -5,7 +5,7 @@
 //! ```text
 //! {root}/{name}/repository.git   the bare repository
 //! {root}/{name}/token            SHA-256 of the token that grants access
-//! {root}/{name}/pulls/1.json     a pull request
+//! {root}/{name}/pr/1.json     a pull request
 //! {root}/{name}/source           path of the imported folder, if the repository is an import
 //! {root}/{name}/import.lock      held during an import
 //! {root}/.lock                   held while a repository is registered, see `try_lock`
@@ -120,7 +120,7 @@ impl LocalForge {
         }
         let draft = self.draft();
         let created = async {
-            fs::create_dir_all(draft.join("pulls")).map_err(file_error("create", &draft))?;
+            fs::create_dir_all(draft.join("pr")).map_err(file_error("create", &draft))?;
             write_token(&draft, token)?;
             git::init(&draft.join("repository.git")).await?;
             match fs::rename(&draft, &folder) {

@@ -83,7 +83,7 @@ impl LocalForge {
     /// When there is no such repository or a record cannot be read.
     pub async fn pull_requests(&self, name: &str) -> Result<Vec<PullRequest>, ForgeError> {
         let folder = self.existing_folder(name)?;
-        let records = folder.join("pulls");
+        let records = folder.join("pr");
         let entries = fs::read_dir(&records).map_err(file_error("list", &records))?;
         let number =
             |entry: fs::DirEntry| entry.file_name().to_str()?.strip_suffix(".json")?.parse().ok();
@@ -145,7 +145,7 @@ impl LocalForge {
     }
 
     fn pull_request_url(&self, name: &str, number: u64) -> String {
-        format!("{}/{LOCAL_OWNER}/{name}/pulls/{number}", self.shared.public)
+        format!("{}/{LOCAL_OWNER}/{name}/pr/{number}", self.shared.public)
     }
 
     // Updates a record: the server's address may have changed, and the commit may have been merged
@@ -184,7 +184,7 @@ async fn is_ancestor(repository: &Path, older: &str, newer: &str) -> Result<bool
 }
 
 fn record_path(folder: &Path, number: u64) -> PathBuf {
-    folder.join("pulls").join(format!("{number}.json"))
+    folder.join("pr").join(format!("{number}.json"))
 }
 
 fn read(folder: &Path, name: &str, number: u64) -> Result<PullRequest, ForgeError> {

@@ -18,8 +18,8 @@ pub(super) fn router(forge: LocalForge) -> Router {
         .route("/local/{repository}/info/refs", get(info_refs))
         .route("/local/{repository}/git-upload-pack", service("git-upload-pack"))
         .route("/local/{repository}/git-receive-pack", service("git-receive-pack"))
-        .route("/local/{name}/pulls", get(list_pull_requests))
-        .route("/local/{name}/pulls/{number}", get(get_pull_request))
+        .route("/local/{name}/pr", get(list_pull_requests))
+        .route("/local/{name}/pr/{number}", get(get_pull_request))
         .with_state(forge)
 }
 

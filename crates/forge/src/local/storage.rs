@@ -16,7 +16,7 @@ pub(super) fn remove_abandoned_drafts(root: &Path) {
     let mut folders = vec![root.to_owned()];
     for folder in entries(root) {
         folders.extend([
-            folder.join("pulls"),
+            folder.join("pr"),
             folder.join("repository.git/objects"),
             folder.join("repository.git/objects/pack"),
         ]);

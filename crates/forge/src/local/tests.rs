@@ -40,7 +40,7 @@ fn forge_recognises_its_own_urls() {
 #[test]
 fn stable_url_follows_the_forges_address() {
     let (folder, forge) = forge();
-    for path in ["/local/app.git", "/local/app/pulls/1"] {
+    for path in ["/local/app.git", "/local/app/pr/1"] {
         let stable = forge.stable_url(&format!("http://127.0.0.1:7077/forge{path}"));
         assert!(!stable.contains("7077"), "{stable}");
         let moved =

@@ -88,7 +88,7 @@ impl Client {
     }
 
     pub(crate) async fn pull_request(&self, id: &SessionId) -> Result<PullRequest> {
-        self.get(&format!("/v1/sessions/{id}/pull")).await
+        self.get(&format!("/v1/sessions/{id}/pr")).await
     }
 
     pub(crate) async fn repositories(&self) -> Result<Vec<Repository>> {

@@ -194,7 +194,7 @@ mod tests {
             url: String::new(),
             base: None,
             branch: "b".parse().unwrap(),
-            pull_request: None,
+            pr: None,
         };
         let one = [repository("acme/web", "/workspace/web")];
         assert_eq!(folders(&one).into_values().collect::<Vec<_>>(), [""]);

@@ -12,7 +12,7 @@ pub(crate) async fn run(ctx: &Invocation, args: &SessionArg) -> Result<u8> {
     let paused = client.pause(&id).await?;
     let time = human_elapsed(began);
     ctx.print
-        .result(&paused, |paused| format!("{}\n", paused["snapshot"].as_str().unwrap_or("")))?;
+        .result(&paused, |paused| format!("{}\n", paused["snapshot_id"].as_str().unwrap_or("")))?;
     ctx.print.note(format!("Paused {id} in {time}; a prompt or `harvest resume {id}` resumes it"));
     Ok(0)
 }

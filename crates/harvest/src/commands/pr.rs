@@ -16,7 +16,7 @@ pub(crate) async fn run(ctx: &Invocation, verb: &PrCommand) -> Result<u8> {
     let first = client.pull_request(&id).await?;
     let repositories = client.session(&id).await?.repositories;
     let all: Vec<&PullRequest> =
-        repositories.iter().filter_map(|repository| repository.pull_request.as_ref()).collect();
+        repositories.iter().filter_map(|repository| repository.pr.as_ref()).collect();
     // `--json` prints the first pull request; `show` has one for each repository.
     ctx.print.result(&first, |_| all.into_iter().map(text).collect::<Vec<_>>().join("\n"))?;
     Ok(0)

@@ -25,7 +25,7 @@ pub(crate) async fn apply(ctx: &Invocation, dry_run: bool) -> Result<Option<Rete
     };
     let verb = if dry_run { "Would remove" } else { "Removed" };
     for dropped in &retained.dropped {
-        let what = match &dropped.snapshot {
+        let what = match &dropped.snapshot_id {
             Some(snapshot) => format!("{snapshot} of {}", dropped.session),
             None => format!("{} with its snapshots and history", dropped.session),
         };

@@ -49,8 +49,7 @@ fn text(style: Palette, session: &Session, turns: &[Turn]) -> String {
     add("key", session.key.clone());
     add("created", Some(format!("{} ago", age(session.created_at))));
     add("active", Some(format!("{} ago", age(session.last_activity))));
-    for pull_request in
-        session.repositories.iter().filter_map(|repository| repository.pull_request.as_ref())
+    for pull_request in session.repositories.iter().filter_map(|repository| repository.pr.as_ref())
     {
         add(
             "pull request",
@@ -76,7 +75,7 @@ fn repository_line(repository: &SessionRepository) -> String {
 fn turn_line(style: Palette, turn: &Turn) -> String {
     let outcome = style.state(&turns::outcome(turn));
     let time = turns::took(turn).map_or_else(String::new, |time| format!(" in {time}"));
-    let saved = turn.snapshot.as_ref().map(|snapshot| format!(", saved as {snapshot}"));
+    let saved = turn.snapshot_id.as_ref().map(|snapshot| format!(", saved as {snapshot}"));
     let name = style.dim(&format!("turn {:<9}", turn.number));
     format!("{name}{outcome}{time}{}\n", saved.unwrap_or_default())
 }

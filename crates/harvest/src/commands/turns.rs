@@ -39,7 +39,7 @@ fn row(turn: &Turn) -> [String; 7] {
         + usage.cache_read_tokens
         + usage.cache_write_tokens
         + usage.output_tokens;
-    let snapshot = match (&turn.snapshot, &turn.dropped) {
+    let snapshot = match (&turn.snapshot_id, &turn.dropped) {
         (Some(snapshot), _) => snapshot.to_string(),
         (None, Some(why)) => format!("– ({why})"),
         (None, None) => "–".to_owned(),

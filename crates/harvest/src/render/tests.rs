@@ -50,7 +50,7 @@ fn ended(call: &str, ok: bool, output: &str) -> EventBody {
 }
 
 fn opened(repository: &str, number: u64, url: &str) -> EventBody {
-    EventBody::PullOpened {
+    EventBody::PrOpened {
         repository: repository.parse().unwrap(),
         number,
         url: url.into(),
@@ -265,7 +265,7 @@ fn sandbox_start_is_shown_and_snapshot_only_verbose() {
             millis: 4,
         },
         EventBody::SnapshotTaken {
-            snapshot: snapshot.clone(),
+            snapshot_id: snapshot.clone(),
             kind: SnapshotKind::Turn,
             millis: 3,
         },

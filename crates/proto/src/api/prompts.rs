@@ -98,7 +98,7 @@ pub struct Turn {
     /// How the turn ended; null while it runs.
     pub outcome: Option<TurnOutcome>,
     /// Snapshot of the sandbox after the turn.
-    pub snapshot: Option<SnapshotId>,
+    pub snapshot_id: Option<SnapshotId>,
     /// Why the snapshot no longer exists: `gone` from the disk, `archived`, or a retention rule.
     /// Such a turn can be neither restored nor forked.
     pub dropped: Option<String>,

@@ -47,7 +47,7 @@ pub struct Repository {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Build {
     /// The snapshot that sessions start from.
-    pub snapshot: SnapshotId,
+    pub snapshot_id: SnapshotId,
     /// The commit that was built.
     pub commit: String,
     /// Result of the repository's check in this build, if the repository has one.

@@ -39,7 +39,7 @@ pub struct RetentionDrop {
     /// Id of the session.
     pub session: SessionId,
     /// The snapshot; null when the whole session is removed.
-    pub snapshot: Option<SnapshotId>,
+    pub snapshot_id: Option<SnapshotId>,
     /// The rule: `archived`, `archived_long_ago`, `too_many` or `quota`.
     pub why: String,
     /// Size of the snapshot's own layer, without the layers below it.

@@ -247,7 +247,7 @@ pub struct ForkedSandbox {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct RestoreSandbox {
     /// Snapshot to restore.
-    pub snapshot: SnapshotId,
+    pub snapshot_id: SnapshotId,
 }
 
 /// Result of a restore.
@@ -257,7 +257,7 @@ pub struct RestoredSandbox {
     /// Id of the sandbox, unchanged.
     pub id: SandboxId,
     /// The restored snapshot.
-    pub snapshot: SnapshotId,
+    pub snapshot_id: SnapshotId,
     /// A new snapshot of the sandbox's disk as it was before the restore.
     pub kept: SnapshotId,
 }

@@ -132,7 +132,7 @@ pub struct SessionRepository {
     /// Branch the session works on.
     pub branch: BranchName,
     /// The session's pull request in this repository.
-    pub pull_request: Option<PullRequest>,
+    pub pr: Option<PullRequest>,
 }
 
 /// A session.

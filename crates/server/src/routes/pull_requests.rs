@@ -1,4 +1,4 @@
-//! `/v1/sessions/{session}/pull`: the session's pull request.
+//! `/v1/sessions/{session}/pr`: the session's pull request.
 
 use axum::{Json, extract::State, http::StatusCode};
 use harvest_proto::{SessionId, api::PullRequest};
@@ -18,17 +18,17 @@ pub(super) fn routes() -> Routes<ServerState> {
 }
 
 /// Returns the session's pull request with its evidence.
-#[utoipa::path(get, path = "/v1/sessions/{session}/pull", tag = "pulls",
+#[utoipa::path(get, path = "/v1/sessions/{session}/pr", tag = "pull requests",
     responses((status = 200, body = PullRequest, description = "The pull request")))]
 async fn pull_request_get(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
 ) -> JsonResult<PullRequest> {
     let found = state.sessions.get(&session).await?;
-    let pull_request = found.repositories.into_iter().find_map(|one| one.pull_request);
+    let pull_request = found.repositories.into_iter().find_map(|one| one.pr);
     pull_request.map(Json).ok_or_else(|| {
         let detail = format!("session {session} has no pull request yet");
-        ApiError::new(StatusCode::NOT_FOUND, "no_pull_request", detail)
+        ApiError::new(StatusCode::NOT_FOUND, "no_pr", detail)
             .hint("it is opened when the session pushes its branch")
     })
 }

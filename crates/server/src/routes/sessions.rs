@@ -159,7 +159,7 @@ async fn session_stop(
 pub(crate) struct Paused {
     session: Session,
     /// The snapshot it resumes from.
-    snapshot: SnapshotId,
+    snapshot_id: SnapshotId,
 }
 
 /// Saves a snapshot of the sandbox and stops it.
@@ -169,8 +169,8 @@ async fn session_pause(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
 ) -> JsonResult<Paused> {
-    let snapshot = state.sessions.pause(&session).await?;
-    Ok(Json(Paused { session: state.sessions.get(&session).await?, snapshot }))
+    let snapshot_id = state.sessions.pause(&session).await?;
+    Ok(Json(Paused { session: state.sessions.get(&session).await?, snapshot_id }))
 }
 
 /// Starts a sandbox from the session's latest state.

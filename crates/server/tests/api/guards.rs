@@ -233,7 +233,7 @@ async fn requests_against_session_state_fail_with_codes() {
     server.repository().await;
     let session = server.post("/v1/sessions", &[], json!({"repository": "calc"})).await.json();
     let path = format!("/v1/sessions/{}", session["id"].as_str().unwrap());
-    problem(&server.request("GET", &format!("{path}/pull"), &[], "").await, 404, "no_pull_request");
+    problem(&server.request("GET", &format!("{path}/pr"), &[], "").await, 404, "no_pr");
     problem(
         &server.request("DELETE", &format!("{path}/prompts/prm_000000000000"), &[], "").await,
         404,

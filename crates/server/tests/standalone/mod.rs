@@ -152,8 +152,8 @@ async fn snapshot_fork_and_restore() {
         "invalid_body",
     );
     let restored =
-        server.post(&format!("{path}/restore"), &[], json!({"snapshot": snapshot})).await.json();
-    assert_eq!((&restored["id"], &restored["snapshot"]), (&json!(id), &snapshot));
+        server.post(&format!("{path}/restore"), &[], json!({"snapshot_id": snapshot})).await.json();
+    assert_eq!((&restored["id"], &restored["snapshot_id"]), (&json!(id), &snapshot));
     let snapshots = server.request("GET", "/v1/snapshots", &[], "").await.json();
     let ids: Vec<&Value> =
         snapshots["items"].as_array().unwrap().iter().map(|one| &one["id"]).collect();

@@ -34,11 +34,11 @@ pub(super) fn push(action: &Action, at: Timestamp, writes: &mut Vec<Write>) {
         Action::SnapshotTaken { snapshot, kind, turn, millis } => {
             of_turn = turn.clone();
             writes.push(Write::SnapshotInsert { snapshot: snapshot.clone(), kind, turn, at });
-            Some(EventBody::SnapshotTaken { snapshot, kind, millis })
+            Some(EventBody::SnapshotTaken { snapshot_id: snapshot, kind, millis })
         }
         Action::Restored { snapshot, turn } => {
             let detail = format!("turn {turn} of this session");
-            Some(EventBody::Restored { snapshot, detail })
+            Some(EventBody::Restored { snapshot_id: snapshot, detail })
         }
         Action::ReportPosition { position } => Some(EventBody::Waiting { position }),
         Action::SandboxEnded { sandbox, reason } => {

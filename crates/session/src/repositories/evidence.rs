@@ -169,7 +169,7 @@ async fn open_pull_request(
     let PushedCommit { record, checkout, repository, commit } = work;
     let session = &record.session;
     let known = session.repositories.iter().find(|known| known.name == repository.name);
-    let known = known.and_then(|known| known.pull_request.as_ref());
+    let known = known.and_then(|known| known.pr.as_ref());
     // What the agent said stays when the pull request gets another commit.
     let title = text.title.clone().or_else(|| known.map(|known| known.title.clone()));
     let summary = text.summary.clone().or_else(|| known.map(|known| summary(&known.body)));
@@ -196,7 +196,7 @@ async fn open_pull_request(
     let is_new =
         known.is_none_or(|known| (known.number, &known.commit) != (pull.number, &pull.commit));
     if is_new || text.title.is_some() || text.summary.is_some() {
-        let opened = EventBody::PullOpened {
+        let opened = EventBody::PrOpened {
             repository: repository.name.clone(),
             number: pull.number,
             url: pull.url.clone(),

@@ -344,7 +344,7 @@ async fn build(
     let proof = EphemeralSandbox::start(&shared.sandboxes, id, from, None).await?;
     proof.remove().await;
     Ok(Build {
-        snapshot: snapshot.clone(),
+        snapshot_id: snapshot.clone(),
         commit,
         check: Some(evidence).filter(|evidence| evidence.outcome != CheckOutcome::NoneDeclared),
         millis: millis(shared.clock.now().since(started)),

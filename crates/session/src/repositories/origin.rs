@@ -22,7 +22,7 @@ impl Repositories {
         agent: AgentName,
     ) -> Result<StartFrom, SandboxError> {
         match repository.and_then(|repository| repository.build.as_ref()) {
-            Some(build) => Ok(StartFrom::Snapshot(build.snapshot.clone())),
+            Some(build) => Ok(StartFrom::Snapshot(build.snapshot_id.clone())),
             None => Ok(StartFrom::Image(self.image(repository, agent).await?)),
         }
     }

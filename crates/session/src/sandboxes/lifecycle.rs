@@ -336,7 +336,7 @@ impl Sandboxes {
             hint: Some(format!("`harvest sandbox restore {kept}` starts a sandbox from it")),
             source: error.into(),
         })?;
-        Ok(RestoredSandbox { id: id.clone(), snapshot: snapshot.clone(), kept })
+        Ok(RestoredSandbox { id: id.clone(), snapshot_id: snapshot.clone(), kept })
     }
 
     /// Stops a sandbox and deletes its disk. `force` includes a session's sandbox and one whose

@@ -225,7 +225,7 @@ impl SessionHistory {
                 let turn = self.turn(number)?;
                 let why =
                     turn.dropped.as_deref().map(|why| format!(" ({why})")).unwrap_or_default();
-                turn.snapshot
+                turn.snapshot_id
                     .clone()
                     .ok_or_else(|| gone(format!("turn {number} has no snapshot{why}")))
             }

@@ -116,7 +116,7 @@ fn fork_point(
         // The snapshot the session itself would continue from.
         None => match source.snapshot_id.clone().filter(exists) {
             Some(snapshot) => {
-                let turn = turns.iter().find(|turn| turn.snapshot.as_ref() == Some(&snapshot));
+                let turn = turns.iter().find(|turn| turn.snapshot_id.as_ref() == Some(&snapshot));
                 let turn = turn.map(|turn| turn.number);
                 Ok(ForkPoint { snapshot, turn })
             }
@@ -138,7 +138,7 @@ fn fork_point(
         Some(number) => {
             let turn = turns.iter().find(|turn| turn.number == number);
             let turn = turn.ok_or_else(|| SessionError::missing(format!("turn {number}")))?;
-            match (&turn.snapshot, turn.dropped.as_deref()) {
+            match (&turn.snapshot_id, turn.dropped.as_deref()) {
                 (Some(snapshot), _) => {
                     Ok(ForkPoint { snapshot: snapshot.clone(), turn: Some(number) })
                 }
@@ -193,7 +193,7 @@ fn new_fork(
         at,
     };
     let detail = format!("fork of {} at {}", session.id, point.describe());
-    let body = EventBody::Restored { snapshot: point.snapshot.clone(), detail };
+    let body = EventBody::Restored { snapshot_id: point.snapshot.clone(), detail };
     let mut writes = vec![
         Write::Event { at, turn: None, body: Box::new(body) },
         // The fork gets its own row, so that the snapshot outlives the session that took it.

@@ -291,7 +291,7 @@ impl Sessions {
         let current = |url: &mut String| *url = self.shared.repositories.current_url(url);
         for repository in &mut session.repositories {
             current(&mut repository.url);
-            repository.pull_request.iter_mut().for_each(|pull| current(&mut pull.url));
+            repository.pr.iter_mut().for_each(|pull| current(&mut pull.url));
         }
         session.pr_url.iter_mut().for_each(current);
         session

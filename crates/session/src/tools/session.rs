@@ -111,7 +111,7 @@ async fn spawn(tools: &SessionTools, given: Value) -> Result<ToolResult, ToolErr
 
 /// What an agent may know of a session.
 fn describe(session: &Session) -> Value {
-    let pulls = session.repositories.iter().filter_map(|one| one.pull_request.as_ref());
+    let pulls = session.repositories.iter().filter_map(|one| one.pr.as_ref());
     json!({
         "session": session.id,
         "title": session.title,

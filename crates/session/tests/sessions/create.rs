@@ -86,7 +86,7 @@ async fn each_pushed_repository_gets_own_pull_request() {
         session
             .repositories
             .iter()
-            .all(|one| one.pull_request.as_ref().is_some_and(|pull| pull.evidence.is_some()))
+            .all(|one| one.pr.as_ref().is_some_and(|pull| pull.evidence.is_some()))
     );
     assert_eq!((session.pr_number, session.pr_url.as_deref()), (Some(7), Some("http://forge/7")));
     let orders: Vec<_> = harness

@@ -256,7 +256,7 @@ async fn repository_keeps_last_two_builds() {
         let Some(harvest_proto::api::BuildLine::Built { build }) = lines.last() else {
             panic!("{lines:?}")
         };
-        built.push(build.snapshot.clone());
+        built.push(build.snapshot_id.clone());
     }
     let kept: Vec<_> =
         harness.fake.snapshots_taken().into_iter().map(|(snapshot, _)| snapshot).collect();

@@ -27,7 +27,7 @@ async fn forks_get_own_branches_and_prompts() {
         let file = harness.fake.file(&sandbox(&sessions, &fork.id).await, "/f");
         assert_eq!(file.as_deref(), Some(content.as_bytes()));
         let first = sessions.snapshots(&fork.id).await.unwrap()[0].clone();
-        assert_eq!(Some(first.id), sessions.turns(&source.id).await.unwrap()[0].snapshot);
+        assert_eq!(Some(first.id), sessions.turns(&source.id).await.unwrap()[0].snapshot_id);
     }
     let again = sessions.fork(&forks[0].id, fork_of(Some(0), 1), ada()).await.unwrap().remove(0);
     until_state(&sessions, &again.id, SessionState::Idle).await;
@@ -52,7 +52,7 @@ async fn fork_uses_newest_turn_or_pause_snapshot() {
     send(&sessions, &id, "hold").await;
     until(&sessions, &id, |event| matches!(event.body, EventBody::TurnStarted { number: 2, .. }))
         .await;
-    let first = sessions.turns(&id).await.unwrap()[0].snapshot.clone().unwrap();
+    let first = sessions.turns(&id).await.unwrap()[0].snapshot_id.clone().unwrap();
     let fork = sessions.fork(&id, fork_of(None, 1), ada()).await.unwrap().remove(0);
     assert_eq!(fork.snapshot_id, Some(first));
     let paused = sessions.pause(&id).await.unwrap();

@@ -299,7 +299,7 @@ async fn restore_stops_running_turn_first() {
     assert_eq!(status(&sessions, &id, &second).await, PromptStatus::Stopped);
     until_state(&sessions, &id, SessionState::Idle).await;
     assert!(
-        sessions.turns(&id).await.unwrap()[1].snapshot.is_some(),
+        sessions.turns(&id).await.unwrap()[1].snapshot_id.is_some(),
         "the stopped turn can be restored"
     );
 }

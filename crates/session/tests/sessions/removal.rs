@@ -93,7 +93,7 @@ async fn shared_snapshot_is_removed_with_last_session() {
     let harness = Harness::new().await;
     let sessions = harness.serve().await;
     let id = two_turns(&harness, &sessions).await;
-    let shared = sessions.turns(&id).await.unwrap()[0].snapshot.clone().unwrap();
+    let shared = sessions.turns(&id).await.unwrap()[0].snapshot_id.clone().unwrap();
     let order = ForkSession { turn: Some(1), ..ForkSession::default() };
     let fork = sessions.fork(&id, order, ada()).await.unwrap().remove(0);
     until_state(&sessions, &fork.id, SessionState::Idle).await;
@@ -155,7 +155,7 @@ async fn missing_snapshot_is_reported_once() {
     let harness = Harness::new().await;
     let sessions = harness.serve().await;
     let id = two_turns(&harness, &sessions).await;
-    let first = sessions.turns(&id).await.unwrap()[0].snapshot.clone().unwrap();
+    let first = sessions.turns(&id).await.unwrap()[0].snapshot_id.clone().unwrap();
     drop(sessions);
     harness.fake.lose_snapshot(&first);
     for _ in 0..2 {
@@ -165,7 +165,7 @@ async fn missing_snapshot_is_reported_once() {
         let warnings = all(&sessions, &id).await.into_iter().filter(is_warning);
         assert_eq!(warnings.count(), 1, "reported once, not at every start");
         let turn = &sessions.turns(&id).await.unwrap()[0];
-        assert_eq!((&turn.snapshot, turn.dropped.as_deref()), (&None, Some("gone")));
+        assert_eq!((&turn.snapshot_id, turn.dropped.as_deref()), (&None, Some("gone")));
         let order = ForkSession { turn: Some(1), ..ForkSession::default() };
         assert_eq!(sessions.fork(&id, order, ada()).await.unwrap_err().code(), "no_snapshot");
         drop(sessions);
@@ -173,7 +173,7 @@ async fn missing_snapshot_is_reported_once() {
     harness.fake.add_snapshot(&first);
     let sessions = harness.serve().await;
     // Snapshots are compared in the background after a start.
-    while sessions.turns(&id).await.unwrap()[0].snapshot != Some(first.clone()) {
+    while sessions.turns(&id).await.unwrap()[0].snapshot_id != Some(first.clone()) {
         tokio::task::yield_now().await;
     }
 }
@@ -186,7 +186,7 @@ async fn archived_session_keeps_newest_and_pinned_snapshots() {
     let third = send(&sessions, &id, "three").await;
     until_status(&sessions, &id, &third, PromptStatus::Completed).await;
     let turns = sessions.turns(&id).await.unwrap();
-    let pinned = turns[0].snapshot.clone().unwrap();
+    let pinned = turns[0].snapshot_id.clone().unwrap();
     assert!(sessions.snapshot_pin(&id, &pinned, true).await.unwrap().pinned);
     sessions.archive(&id).await.unwrap();
     until_state(&sessions, &id, SessionState::Archived).await;

@@ -80,7 +80,7 @@ async fn turn_ended_without_server_is_recorded_once() {
     until_state(&sessions, &id, SessionState::Idle).await;
     assert_eq!(sessions.prompts(&id).await.unwrap()[0].status, PromptStatus::Completed);
     assert_gapless(&all(&sessions, &id).await);
-    assert!(sessions.turns(&id).await.unwrap()[0].snapshot.is_some());
+    assert!(sessions.turns(&id).await.unwrap()[0].snapshot_id.is_some());
 }
 
 #[tokio::test]

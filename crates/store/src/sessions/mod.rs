@@ -245,11 +245,11 @@ async fn load_checkouts(readers: &DbPool, records: &mut [SessionRecord]) -> Resu
                 url: checkout.url,
                 base: checkout.record.base.clone(),
                 branch: session.branch.clone(),
-                pull_request: checkout.pull_request,
+                pr: checkout.pull_request,
             });
             record.checkouts.push(checkout.record);
         }
-        let first = session.repositories.iter().find_map(|shown| shown.pull_request.as_ref());
+        let first = session.repositories.iter().find_map(|shown| shown.pr.as_ref());
         session.pr_number = first.map(|pull_request| pull_request.number);
         session.pr_url = first.map(|pull_request| pull_request.url.clone());
     }

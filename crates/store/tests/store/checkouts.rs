@@ -63,7 +63,7 @@ async fn each_repository_has_its_own_pull_request(test: TestStore) {
     }
     let shown = test.store.session_get(&session).await.unwrap().session;
     let numbers: Vec<_> =
-        shown.repositories.iter().map(|one| one.pull_request.as_ref().unwrap().number).collect();
+        shown.repositories.iter().map(|one| one.pr.as_ref().unwrap().number).collect();
     assert_eq!((numbers, shown.pr_number), (vec![2, 3], Some(2)));
 }
 

@@ -53,7 +53,7 @@ async fn turn_has_prompt_usage_and_diff(test: TestStore) {
     ] {
         assert_eq!((turn.text.as_str(), turn.usage, turn.after), ("do", usage, None));
         assert_eq!(turn.diff, Some(DiffStat { files: 4, insertions: 20, deletions: 6 }));
-        assert_eq!(turn.snapshot.as_ref(), Some(&snapshot));
+        assert_eq!(turn.snapshot_id.as_ref(), Some(&snapshot));
     }
     assert_eq!(test.store.session_get(&session).await.unwrap().session.usage, usage);
     let of = |repository: &str, tree: &str| TurnTree {
@@ -124,7 +124,7 @@ async fn needed_snapshots_are_not_dropped(test: TestStore) {
         "a shared snapshot is removed from this session"
     );
     let turn = test.store.turn_list(&session).await.unwrap().remove(0);
-    assert_eq!((turn.snapshot, turn.dropped.as_deref()), (None, Some("quota")));
+    assert_eq!((turn.snapshot_id, turn.dropped.as_deref()), (None, Some("quota")));
     let unknown = test.store.snapshot_pin(&session, test.lease, shared, true).await;
     assert!(matches!(unknown, Err(StoreError::NotFound { .. })));
 }
@@ -155,7 +155,7 @@ async fn missing_snapshot_is_hidden_until_it_returns(test: TestStore) {
     for (gone, wanted) in [(true, (None, Some("gone"))), (false, (Some(snapshot.clone()), None))] {
         test.store.snapshot_gone(&session, test.lease, &snapshot, gone).await.unwrap();
         let turn = test.store.turn_list(&session).await.unwrap().remove(0);
-        assert_eq!((turn.snapshot, turn.dropped.as_deref()), wanted);
+        assert_eq!((turn.snapshot_id, turn.dropped.as_deref()), wanted);
     }
 }
 

@@ -183,8 +183,13 @@ async fn one_build_per_repository_at_a_time(test: TestStore) {
     store.build_begin(lease, name, &one, NOW).await.unwrap();
     let second = store.build_begin(lease, name, &two, NOW).await;
     assert!(matches!(second, Err(StoreError::Exists { .. })));
-    let build =
-        Build { snapshot: one.clone(), commit: "c".into(), check: None, millis: 5, built_at: NOW };
+    let build = Build {
+        snapshot_id: one.clone(),
+        commit: "c".into(),
+        check: None,
+        millis: 5,
+        built_at: NOW,
+    };
     store.build_publish(lease, &build).await.unwrap();
     assert!(matches!(store.build_publish(lease, &build).await, Err(StoreError::NotFound { .. })));
     store.build_begin(lease, name, &two, NOW).await.unwrap();
@@ -210,7 +215,13 @@ async fn sessions_list_repositories_with_newest_builds(test: TestStore) {
     for (name, commit, at) in [("o/s", "old", 1), ("o/s", "new", 2), ("o/other", "x", 3)] {
         let (snapshot, built_at) = (SnapshotId::random(), Timestamp::from_millis(at));
         store.build_begin(lease, &name.parse().unwrap(), &snapshot, NOW).await.unwrap();
-        let build = Build { snapshot, commit: commit.into(), check: None, millis: 5, built_at };
+        let build = Build {
+            snapshot_id: snapshot,
+            commit: commit.into(),
+            check: None,
+            millis: 5,
+            built_at,
+        };
         store.build_publish(lease, &build).await.unwrap();
         newest = if name == "o/s" { Some(build) } else { newest };
     }
@@ -339,7 +350,7 @@ async fn snapshot_used_by_fork_outlives_its_session(test: TestStore) {
         .await
         .unwrap();
     test.commit(&fork, vec![insert(&shared, None)]).await.unwrap();
-    assert_eq!(test.store.turn_list(&source).await.unwrap()[0].snapshot, Some(shared.clone()));
+    assert_eq!(test.store.turn_list(&source).await.unwrap()[0].snapshot_id, Some(shared.clone()));
     let delete = async |session| {
         test.store.session_delete(session, test.lease, Vec::new(), NOW).await.unwrap()
     };

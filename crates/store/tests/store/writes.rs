@@ -72,7 +72,7 @@ async fn every_write_is_read_back(test: TestStore) {
     );
     let turns = test.store.turn_list(&session).await.unwrap();
     assert_eq!(
-        (turns[0].outcome, turns[0].snapshot.clone()),
+        (turns[0].outcome, turns[0].snapshot_id.clone()),
         (Some(TurnOutcome::Completed), Some(snapshot))
     );
     assert_eq!(test.store.prompt_list(&session).await.unwrap()[0].turn, Some(turn.clone()));

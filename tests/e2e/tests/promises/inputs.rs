@@ -120,7 +120,7 @@ async fn two_folders_are_used_without_being_modified() {
         shown.repositories.iter().map(|one| (one.name.as_str(), one.base.as_deref())).collect();
     assert_eq!(bases, [("local/calc", Some("trunk")), ("local/lib", Some("main"))]);
     for repository in &shown.repositories {
-        let pull = repository.pull_request.as_ref().unwrap();
+        let pull = repository.pr.as_ref().unwrap();
         assert!(
             pull.evidence.as_ref().unwrap().outcome == CheckOutcome::Passed
                 && pull.url.contains(repository.name.as_str()),
@@ -182,11 +182,8 @@ async fn repositories_of_equal_name_work_side_by_side() {
     let (_, seen) = host.exec(&made.id, "harvest", look).await;
     assert_eq!(seen, "acme-app\napp\nacme\nhttp://git.harvest.internal/acme/app.git\n");
     let shown = host.show(&made.id).await;
-    let pulls: Vec<_> = shown
-        .repositories
-        .iter()
-        .map(|one| one.pull_request.as_ref().unwrap().url.as_str())
-        .collect();
+    let pulls: Vec<_> =
+        shown.repositories.iter().map(|one| one.pr.as_ref().unwrap().url.as_str()).collect();
     assert!(pulls[0].contains("/local/app/") && pulls[1].contains("/local/other/"), "{pulls:?}");
 }
 

@@ -187,10 +187,10 @@ async fn pull_request_keeps_the_words_of_the_agent() {
     let mut follower = host.follow(session.clone());
     follower.until("the evidence", |body| matches!(body, EventBody::Evidence(_))).await;
     let opened =
-        follower.seen.iter().filter(|event| matches!(event.body, EventBody::PullOpened { .. }));
+        follower.seen.iter().filter(|event| matches!(event.body, EventBody::PrOpened { .. }));
     assert_eq!(opened.count(), 2, "at the call, and with the second commit");
     let shown = host.show(&session).await;
-    let pull = shown.repositories[0].pull_request.clone().unwrap();
+    let pull = shown.repositories[0].pr.clone().unwrap();
     assert_eq!((pull.number, pull.title.as_str()), (1, "Add, not subtract"));
     assert!(pull.body.starts_with("The sign was wrong.\n| | |"), "{}", pull.body);
     assert!(pull.body.contains(&pull.commit), "{}", pull.body);

@@ -183,7 +183,7 @@ async fn http_api_creates_snapshots_forks_and_deletes_sandbox() {
         assert_eq!(run(&fork, "grep -qx second /f").await, (0, Some(0)));
         assert_eq!(host.request(Method::DELETE, &fork).send().await.unwrap().status(), 204);
     }
-    let restored = host.post(&format!("{path}/restore"), json!({"snapshot": kept["id"]})).await;
+    let restored = host.post(&format!("{path}/restore"), json!({"snapshot_id": kept["id"]})).await;
     assert_eq!(run(&path, "grep -qx first /f").await, (0, Some(0)));
     host.post(&format!("{path}/stop"), json!({})).await;
     let refused =

@@ -34,7 +34,7 @@ async fn restore_new(ctx: &Invocation, backend: &Backend, typed: &str) -> Result
         ..CreateSandbox::default()
     };
     let id = start_new(ctx, backend, &request).await?;
-    ctx.print.result(&json!({ "id": id, "snapshot": snapshot }), |_| format!("{id}\n"))?;
+    ctx.print.result(&json!({ "id": id, "snapshot_id": snapshot }), |_| format!("{id}\n"))?;
     ctx.print.note(format!("Started {id} from {snapshot}"));
     Ok(())
 }
@@ -47,8 +47,9 @@ async fn restore_in_place(
 ) -> Result<()> {
     let id = resolve::sandbox(backend, sandbox).await?;
     let snapshot = resolve::snapshot(backend, snapshot).await?;
-    let restored: RestoredSandbox =
-        backend.post(&format!("/v1/sandboxes/{id}/restore"), &RestoreSandbox { snapshot }).await?;
+    let restored: RestoredSandbox = backend
+        .post(&format!("/v1/sandboxes/{id}/restore"), &RestoreSandbox { snapshot_id: snapshot })
+        .await?;
     ctx.print.result(&restored, |restored| format!("{}\n", restored.id))?;
     let saved = restored.kept;
     ctx.print.note(format!("Restored {id}; its previous disk is saved as {saved}"));

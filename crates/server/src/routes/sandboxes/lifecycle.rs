@@ -203,5 +203,5 @@ async fn sandbox_restore(
     Path(sandbox): Path<SandboxId>,
     Body(body): Body<RestoreSandbox>,
 ) -> JsonResult<RestoredSandbox> {
-    Ok(Json(state.sandboxes.restore(&sandbox, &body.snapshot).await?))
+    Ok(Json(state.sandboxes.restore(&sandbox, &body.snapshot_id).await?))
 }
