@@ -29,7 +29,7 @@ use crate::{
     extract,
     problem::{ApiError, error_chain},
     route_path::RoutePath,
-    routes::{route::page, sessions::created},
+    routes::sessions::{forks_created, session_created},
 };
 
 // Longer than any UUID.
@@ -202,11 +202,9 @@ async fn response_for(
     let session = path.parameter("{session}").and_then(|part| part.parse().ok());
     let response = match state.sessions.created_under_key(session.as_ref(), ids).await? {
         CreatedUnderKey::Prompt(prompt) => (StatusCode::ACCEPTED, Json(prompt)).into_response(),
-        CreatedUnderKey::Sessions(items) if repeat == Repeat::Page => {
-            (StatusCode::CREATED, page(items)).into_response()
-        }
+        CreatedUnderKey::Sessions(items) if repeat == Repeat::Page => forks_created(items),
         CreatedUnderKey::Sessions(items) => match items.first() {
-            Some(session) => created(session),
+            Some(session) => session_created(session),
             None => (StatusCode::CREATED, Json(None::<()>)).into_response(),
         },
     };

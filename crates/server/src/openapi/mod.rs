@@ -10,8 +10,8 @@ use harvest_proto::{
 use utoipa::{
     OpenApi,
     openapi::{
-        Components, ContentBuilder, ObjectBuilder, OpenApi as Document, PathItem, Ref, RefOr,
-        Required, Response, ResponseBuilder, Schema, Type,
+        Components, ContentBuilder, Header, HeaderBuilder, ObjectBuilder, OpenApi as Document,
+        PathItem, Ref, RefOr, Required, Response, ResponseBuilder, Schema, Type,
         path::{Operation, Parameter, ParameterBuilder, ParameterIn},
         security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme},
     },
@@ -48,11 +48,15 @@ pub fn document() -> Document {
 }
 
 /// Adds what follows from the route's path and rule: parameters of the path, the idempotency key,
-/// error responses that the operation does not declare itself, and the bearer token.
+/// the path of a new resource, error responses that the operation does not declare itself, and the
+/// bearer token.
 pub(crate) fn complete(operation: &mut Operation, path: &str, method: MethodFilter, rule: &Rule) {
     add_path_parameters(operation, path);
     if rule.repeat.is_some() {
         operation.parameters.get_or_insert_default().push(idempotency_key().into());
+    }
+    if let Some(RefOr::T(created)) = operation.responses.responses.get_mut("201") {
+        created.headers.insert("Location".to_owned(), location().into());
     }
     let open = rule.access == Access::Open;
     add_failures(operation, method, open);
@@ -87,6 +91,14 @@ fn add_path_parameters(operation: &mut Operation, path: &str) {
             operation.parameters.get_or_insert_default().insert(0, parameter.into());
         }
     }
+}
+
+fn location() -> Header {
+    let path = ObjectBuilder::new().schema_type(Type::String);
+    HeaderBuilder::new()
+        .schema(Some(path))
+        .description(Some("Path of the new resource; of the first one, if there are several"))
+        .build()
 }
 
 fn idempotency_key() -> Parameter {

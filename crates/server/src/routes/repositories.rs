@@ -16,7 +16,7 @@ use crate::{
     extract::{Body, Path, Query},
     idempotency::Repeat,
     problem::{ApiError, JsonResult},
-    routes::route::{Routes, page, routes},
+    routes::route::{Routes, created, page, routes},
     stream,
 };
 
@@ -65,9 +65,10 @@ async fn repository_add(
     State(state): State<ServerState>,
     Authenticated(token): Authenticated,
     Body(body): Body<AddRepository>,
-) -> Result<(StatusCode, Json<Repository>), ApiError> {
+) -> Result<Response, ApiError> {
     authorization::check_secret(&token, body.secret.as_ref())?;
-    Ok((StatusCode::CREATED, Json(state.repositories.add(body).await?)))
+    let repository = state.repositories.add(body).await?;
+    Ok(created(&format!("/v1/repositories/{}", repository.name), &repository))
 }
 
 /// Returns a repository.

@@ -5,12 +5,13 @@
 use axum::{
     Json, Router,
     extract::Request,
-    http::StatusCode,
+    http::{StatusCode, header},
     middleware::{Next, from_fn, from_fn_with_state},
     response::{IntoResponse, Response},
     routing::{MethodFilter, MethodRouter},
 };
 use harvest_proto::api::Page;
+use serde::Serialize;
 use tracing::Instrument;
 use utoipa::openapi::OpenApi;
 
@@ -160,6 +161,12 @@ impl<S: Clone + Send + Sync + 'static> Route<S> {
         }
         handler.route_layer(from_fn_with_state(Guard { state, access }, auth::require_token))
     }
+}
+
+/// 201 Created, with the path of the new resource; of the first one, if there are several.
+pub(crate) fn created<T: Serialize>(path: &str, body: &T) -> Response {
+    let location = [(header::LOCATION, path)];
+    (StatusCode::CREATED, location, Json(body)).into_response()
 }
 
 /// A list that fits in one page.

@@ -2,12 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use axum::{
-    Json,
-    extract::State,
-    http::{StatusCode, header},
-    response::{IntoResponse, Response},
-};
+use axum::{Json, extract::State, http::StatusCode, response::Response};
 use harvest_proto::{
     RepositoryRef, SessionId, SnapshotId,
     api::{CreateSession, ForkSession, Page, Problem, RestoreSession, Session, SessionState},
@@ -25,7 +20,7 @@ use crate::{
     extract::{self, Body, OptionalBody, Path, Query},
     idempotency::{IdempotencyKey, Repeat},
     problem::{ApiError, JsonResult},
-    routes::route::{Routes, page, routes},
+    routes::route::{Routes, created, page, routes},
     validate,
 };
 
@@ -102,9 +97,18 @@ async fn session_counts(State(state): State<ServerState>) -> JsonResult<BTreeMap
 }
 
 /// The response to the creation of a session.
-pub(crate) fn created(session: &Session) -> Response {
-    let location = [(header::LOCATION, format!("/v1/sessions/{}", session.id))];
-    (StatusCode::CREATED, location, Json(session)).into_response()
+pub(crate) fn session_created(session: &Session) -> Response {
+    created(&path_of(session), session)
+}
+
+/// The response to a fork.
+pub(crate) fn forks_created(forks: Vec<Session>) -> Response {
+    let first = forks.first().map(path_of).unwrap_or_default();
+    created(&first, &page(forks).0)
+}
+
+fn path_of(session: &Session) -> String {
+    format!("/v1/sessions/{}", session.id)
 }
 
 /// Creates a session; with a prompt, work starts at once.
@@ -119,7 +123,7 @@ async fn session_create(
     validate::author(body.author.as_ref())?;
     authorization::check_author(&token, body.author.as_ref())?;
     authorization::check_snapshot(&state.sessions, &token, body.from.as_ref()).await?;
-    Ok(created(&key.scope(&state.sessions).create(body, token.user).await?))
+    Ok(session_created(&key.scope(&state.sessions).create(body, token.user).await?))
 }
 
 /// Returns a session.
@@ -230,7 +234,6 @@ async fn session_fork(
     key: IdempotencyKey,
     Path(session): Path<SessionId>,
     OptionalBody(body): OptionalBody<ForkSession>,
-) -> Result<(StatusCode, Json<Page<Session>>), ApiError> {
-    let items = key.scope(&state.sessions).fork(&session, body, token.user).await?;
-    Ok((StatusCode::CREATED, page(items)))
+) -> Result<Response, ApiError> {
+    Ok(forks_created(key.scope(&state.sessions).fork(&session, body, token.user).await?))
 }

@@ -1,6 +1,6 @@
 //! `/v1/tokens` and `/v1/me`: access tokens. A token's value is shown once, when it is created.
 
-use axum::{Json, extract::State, http::StatusCode};
+use axum::{Json, extract::State, http::StatusCode, response::Response};
 use harvest_proto::api::{CreateToken, CreatedToken, Me, Page, Role, Token};
 
 use crate::{
@@ -12,7 +12,7 @@ use crate::{
     },
     extract::{Body, Path},
     problem::{ApiError, JsonResult},
-    routes::route::{Routes, page, routes},
+    routes::route::{Routes, created, page, routes},
     validate,
 };
 
@@ -54,12 +54,13 @@ async fn token_create(
     State(state): State<ServerState>,
     Authenticated(requester): Authenticated,
     Body(body): Body<CreateToken>,
-) -> Result<(StatusCode, Json<CreatedToken>), ApiError> {
+) -> Result<Response, ApiError> {
     validate::author(body.user.as_ref())?;
     let role = role_of(&requester, &body)?;
     let user = body.user.unwrap_or(requester.user);
     let (token, value) = state.accounts.token_create(&body.name, user, role).await?;
-    Ok((StatusCode::CREATED, Json(CreatedToken { token, value: value.expose().clone() })))
+    let path = format!("/v1/tokens/{}", token.name);
+    Ok(created(&path, &CreatedToken { token, value: value.expose().clone() }))
 }
 
 /// The role of a new token, if the requester is allowed to create it.

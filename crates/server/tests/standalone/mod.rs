@@ -164,6 +164,26 @@ async fn snapshot_fork_and_restore() {
 }
 
 #[tokio::test]
+async fn created_resources_name_their_path() {
+    let server = TestServer::start().await;
+    let path = format!("/v1/sandboxes/{}", create_sandbox(&server).await);
+    let url = "http://127.0.0.1:1/calc.git";
+    for (request, body, parent, id) in [
+        ("/v1/sandboxes", json!({"image": "tiny"}), "/v1/sandboxes", "/sandbox_id"),
+        (&format!("{path}/snapshot"), json!(null), "/v1/snapshots", "/id"),
+        (&format!("{path}/fork"), json!({"count": 2}), "/v1/sandboxes", "/forks/0"),
+        ("/v1/volumes", json!({"name": "data", "size_bytes": 4096}), "/v1/volumes", "/name"),
+        ("/v1/tokens", json!({"name": "laptop"}), "/v1/tokens", "/name"),
+        ("/v1/repositories", json!({"url": url}), "/v1/repositories", "/name"),
+    ] {
+        let created = server.post(request, &[], body).await;
+        let id = created.json().pointer(id).and_then(Value::as_str).map(str::to_owned);
+        let location = id.map(|id| format!("{parent}/{id}"));
+        assert_eq!((created.status, created.header("location")), (201, location.as_deref()));
+    }
+}
+
+#[tokio::test]
 async fn images_and_volumes_are_created_and_removed() {
     let server = TestServer::start().await;
     let built = server.post("/v1/images", &[], json!({"from": {"recipe": "base"}})).await.lines();

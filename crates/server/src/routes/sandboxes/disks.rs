@@ -1,7 +1,7 @@
 //! `/v1/volumes`, `/v1/snapshots`, `/v1/df`, `/v1/gc`, `/v1/doctor`: disks of the host, and its
 //! checks.
 
-use axum::{Json, extract::State, http::StatusCode};
+use axum::{Json, extract::State, http::StatusCode, response::Response};
 use harvest_proto::{
     SnapshotId,
     api::{
@@ -16,7 +16,7 @@ use crate::{
     extract::{Body, OptionalBody, Path, Query},
     idempotency::Repeat,
     problem::{ApiError, JsonResult},
-    routes::route::{Routes, page, routes},
+    routes::route::{Routes, created, page, routes},
 };
 
 pub(super) fn routes() -> Routes<SandboxState> {
@@ -45,8 +45,9 @@ async fn volume_list(State(state): State<SandboxState>) -> JsonResult<Page<Volum
 async fn volume_create(
     State(state): State<SandboxState>,
     Body(body): Body<CreateVolume>,
-) -> Result<(StatusCode, Json<Volume>), ApiError> {
-    Ok((StatusCode::CREATED, Json(state.sandboxes.host()?.volume_create(body).await?)))
+) -> Result<Response, ApiError> {
+    let volume = state.sandboxes.host()?.volume_create(body).await?;
+    Ok(created(&format!("/v1/volumes/{}", volume.name), &volume))
 }
 
 /// Deletes a volume with its content.

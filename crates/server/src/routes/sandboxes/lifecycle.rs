@@ -1,11 +1,6 @@
 //! `/v1/sandboxes` and `/v1/exec`: standalone sandboxes, and commands in new ones.
 
-use axum::{
-    Json,
-    extract::State,
-    http::StatusCode,
-    response::{IntoResponse, Response},
-};
+use axum::{Json, extract::State, http::StatusCode, response::Response};
 use harvest_proto::{
     SandboxId,
     api::{
@@ -25,7 +20,7 @@ use crate::{
     extract::{Body, OptionalBody, Path, Query},
     idempotency::{Repeat, replayed},
     problem::{ApiError, JsonResult},
-    routes::route::{Routes, routes},
+    routes::route::{Routes, created, routes},
     stream, validate,
     websocket::{self, Upgrade},
 };
@@ -65,7 +60,8 @@ async fn sandbox_create(
     OptionalBody(body): OptionalBody<CreateSandbox>,
 ) -> Result<Response, ApiError> {
     validate::sandbox(&body)?;
-    Ok(created(state.sandboxes.create(&requester, body).await?))
+    let created = state.sandboxes.create(&requester, body).await?;
+    Ok(sandbox_created(&created.created.sandbox_id, &created))
 }
 
 /// Returns a sandbox.
@@ -145,10 +141,10 @@ async fn exec_once(
     Ok(stream::exec_lines(lines, has_input, state.shutdown))
 }
 
-/// 201 Created; marked as replayed when an earlier request with the same key created the resource.
-fn created<T: Serialize>(Outcome { created, replayed: is_replay }: Outcome<T>) -> Response {
-    let response = (StatusCode::CREATED, Json(created)).into_response();
-    if is_replay { replayed(response) } else { response }
+/// 201 Created; marked as replayed when an earlier request with the same key created the sandbox.
+fn sandbox_created<T: Serialize>(first: &SandboxId, outcome: &Outcome<T>) -> Response {
+    let response = created(&format!("/v1/sandboxes/{first}"), &outcome.created);
+    if outcome.replayed { replayed(response) } else { response }
 }
 
 /// Stops a sandbox and keeps its disk.
@@ -178,8 +174,9 @@ async fn sandbox_snapshot(
     State(state): State<SandboxState>,
     RequestedBy(requester): RequestedBy,
     Path(sandbox): Path<SandboxId>,
-) -> Result<(StatusCode, Json<SandboxSnapshot>), ApiError> {
-    Ok((StatusCode::CREATED, Json(state.sandboxes.snapshot(&requester, &sandbox).await?)))
+) -> Result<Response, ApiError> {
+    let snapshot = state.sandboxes.snapshot(&requester, &sandbox).await?;
+    Ok(created(&format!("/v1/snapshots/{}", snapshot.id), &snapshot))
 }
 
 /// Starts new sandboxes from the current disk of this one.
@@ -192,7 +189,8 @@ async fn sandbox_fork(
     OptionalBody(body): OptionalBody<ForkSandbox>,
 ) -> Result<Response, ApiError> {
     let count = validate::fork_count(body.count)?;
-    Ok(created(state.sandboxes.fork(&requester, &sandbox, count).await?))
+    let forked = state.sandboxes.fork(&requester, &sandbox, count).await?;
+    Ok(sandbox_created(forked.created.forks.first().unwrap_or(&sandbox), &forked))
 }
 
 /// Restores a sandbox to a snapshot; its previous disk is saved as another snapshot.
