@@ -111,7 +111,7 @@ pub(crate) fn at_turn(typed: &str) -> Result<(&str, Option<u32>)> {
     let turn = turn.trim_start_matches("turn").parse().map_err(|_| {
         Advice::new(
             format!("`{turn}` is not a turn"),
-            "write it as `SESSION@2`; turns count from 1",
+            "write it as `SESSION@2`; turns count from 1, and 0 is the start",
         )
     })?;
     Ok((session, Some(turn)))

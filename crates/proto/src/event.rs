@@ -251,8 +251,9 @@ pub enum EventBody {
     },
     /// The session was restored to an earlier turn, or starts as a fork of another session.
     Restored {
-        /// Snapshot it continues from.
-        snapshot_id: SnapshotId,
+        /// Snapshot it continues from; absent when it starts again from its repositories.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        snapshot_id: Option<SnapshotId>,
         /// Description for people: `fork of ses_… at turn 1`.
         detail: String,
     },

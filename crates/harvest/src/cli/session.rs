@@ -166,7 +166,7 @@ pub(crate) struct DiffArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct RestoreArgs {
-    /// The session and the turn; `-@2` is turn 2 of the newest session
+    /// The session and the turn; `-@2` is turn 2 of the newest, `@0` the start
     #[arg(value_name = "SESSION@TURN")]
     pub(crate) session: String,
 }

@@ -22,7 +22,11 @@ pub(crate) async fn run(ctx: &Invocation, args: ForkArgs) -> Result<u8> {
             forks.iter().map(|fork| format!("{}\n", fork.id)).collect::<String>()
         })?,
     }
-    let at = turn.map_or_else(|| "its current state".into(), |turn| format!("turn {turn}"));
+    let at = match turn {
+        None => "its current state".to_owned(),
+        Some(0) => "its start".to_owned(),
+        Some(turn) => format!("turn {turn}"),
+    };
     for fork in &forks {
         ctx.print.note(format!("Forked {id} at {at} as {} on {}", fork.id, fork.branch));
     }

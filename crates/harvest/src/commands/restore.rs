@@ -16,7 +16,7 @@ pub(crate) async fn run(ctx: &Invocation, args: &RestoreArgs) -> Result<u8> {
     let (typed, turn) = resolve::at_turn(&args.session)?;
     let turn = turn.ok_or_else(|| {
         let hint =
-            format!("write `harvest restore {typed}@TURN`; `harvest show {typed}` lists the turns");
+            format!("write `harvest restore {typed}@TURN`; `harvest turns {typed}` lists the turns, @0 is the start");
         Advice::new("no turn given", hint)
     })?;
     let (client, id) = ctx.session(typed).await?;
@@ -27,6 +27,7 @@ pub(crate) async fn run(ctx: &Invocation, args: &RestoreArgs) -> Result<u8> {
         .with_context(|| format!("cannot restore turn {turn} of {id}"))?;
     let time = human_elapsed(began);
     ctx.print.document(&session)?;
-    ctx.print.note(format!("Restored {id} to turn {turn} in {time}: {}", session.state.as_str()));
+    let point = if turn == 0 { "its start".to_owned() } else { format!("turn {turn}") };
+    ctx.print.note(format!("Restored {id} to {point} in {time}: {}", session.state.as_str()));
     Ok(0)
 }

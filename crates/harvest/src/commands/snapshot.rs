@@ -1,7 +1,10 @@
 //! `harvest snapshot`: lists, pins and removes snapshots.
 
 use anyhow::{Result, bail};
-use harvest_proto::api::{Page, PinSnapshot, Snapshot, SnapshotOwner, StoredSnapshot};
+use harvest_proto::{
+    SessionId,
+    api::{Page, PinSnapshot, Snapshot, SnapshotOwner, StoredSnapshot},
+};
 use reqwest::Method;
 use serde_json::json;
 
@@ -60,16 +63,26 @@ async fn pin(ctx: &Invocation, at: &str, pinned: bool) -> Result<u8> {
                 .map(|snapshot| snapshot.id)
         }
     };
-    let Some(snapshot) = snapshot else {
-        let hint = format!("`harvest turns {session}` lists turns with their snapshots");
-        bail!(Advice::new("the turn has no snapshot", hint));
-    };
+    let Some(snapshot) = snapshot else { bail!(no_snapshot(&session, turn)) };
     let request = client.request(Method::PUT, &format!("{path}/{snapshot}"));
     let shown: Snapshot = client.call(request.json(&PinSnapshot { pinned })).await?;
     ctx.print.result(&shown, |shown| format!("{}\n", shown.id))?;
     let verb = if pinned { "Pinned" } else { "Unpinned" };
     ctx.print.note(format!("{verb} {snapshot}"));
     Ok(0)
+}
+
+fn no_snapshot(session: &SessionId, turn: Option<u32>) -> Advice {
+    match turn {
+        Some(0) => Advice::new(
+            format!("{session} starts from its repositories, not from a snapshot"),
+            format!("`harvest restore {session}@0` needs no pin"),
+        ),
+        _ => Advice::new(
+            "the turn has no snapshot",
+            format!("`harvest turns {session}` lists turns with their snapshots"),
+        ),
+    }
 }
 
 fn row(snapshot: &StoredSnapshot) -> [String; 5] {

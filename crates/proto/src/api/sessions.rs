@@ -225,6 +225,6 @@ pub struct ForkSession {
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct RestoreSession {
-    /// The turn to restore.
+    /// The turn to restore; 0 is the session's start.
     pub turn: u32,
 }

@@ -73,7 +73,8 @@ pub enum Input {
     Archive,
     /// Return to the state after an earlier turn of this session.
     Restore {
-        snapshot: SnapshotId,
+        /// The repository's image when absent: the session's start.
+        snapshot: Option<SnapshotId>,
         turn: u32,
     },
     /// The server shuts down: leave a turn in progress to the next server, and save any other
@@ -271,7 +272,7 @@ pub enum Action {
     },
     /// The session continues from an earlier turn.
     Restored {
-        snapshot: SnapshotId,
+        snapshot: Option<SnapshotId>,
         turn: u32,
     },
     /// The position in the slot queue; 1 is the next.

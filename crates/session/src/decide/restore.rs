@@ -11,12 +11,13 @@ use super::{Action, Mode, SandboxState, decider::Decider};
 /// The turn to restore.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restoring {
-    pub snapshot: SnapshotId,
+    /// The repository's image when absent.
+    pub snapshot: Option<SnapshotId>,
     pub turn: u32,
 }
 
 impl Decider<'_> {
-    pub(super) fn restore(&mut self, snapshot: SnapshotId, turn: u32) {
+    pub(super) fn restore(&mut self, snapshot: Option<SnapshotId>, turn: u32) {
         if self.state.mode == Mode::Archived {
             return;
         }
@@ -38,9 +39,9 @@ impl Decider<'_> {
             return;
         }
         if let Some(Restoring { snapshot, turn }) = self.state.restoring.take() {
-            self.state.latest_snapshot = Some(snapshot.clone());
             // The snapshot of a turn holds the conversation up to there.
-            self.state.has_conversation = true;
+            self.state.has_conversation = snapshot.is_some();
+            self.state.latest_snapshot = snapshot.clone();
             self.state.blocked = false;
             self.actions.push(Action::Restored { snapshot, turn });
         }

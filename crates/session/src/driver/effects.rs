@@ -193,9 +193,13 @@ impl Driver {
             matches!(&self.state.sandbox, SandboxState::Booting { start: BootStart::Restore, .. });
         // The disk of another session comes with that session's branches.
         let branch = (restored && self.state.turns == 0).then(|| session.branch.clone());
-        // Base commits can only be read before the session's first turn.
+        // Base commits can only be read before the session's first turn, or in a fresh checkout,
+        // which may be newer than the last one.
         let look = !restored || self.state.turns == 0;
-        let checkouts = self.record.checkouts.clone();
+        let mut checkouts = self.record.checkouts.clone();
+        if !restored {
+            checkouts.iter_mut().for_each(|checkout| checkout.base_commit = None);
+        }
         self.spawn_attached(async move {
             let report = match checkout::prepare(&bridge, &checkouts, branch.as_ref(), look).await {
                 Ok(writes) => TaskReport::Input(Input::Prepared { epoch }, writes),

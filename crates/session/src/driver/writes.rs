@@ -37,7 +37,10 @@ pub(super) fn push(action: &Action, at: Timestamp, writes: &mut Vec<Write>) {
             Some(EventBody::SnapshotTaken { snapshot_id: snapshot, kind, millis })
         }
         Action::Restored { snapshot, turn } => {
-            let detail = format!("turn {turn} of this session");
+            let detail = match turn {
+                0 => "the start of this session".to_owned(),
+                _ => format!("turn {turn} of this session"),
+            };
             Some(EventBody::Restored { snapshot_id: snapshot, detail })
         }
         Action::ReportPosition { position } => Some(EventBody::Waiting { position }),

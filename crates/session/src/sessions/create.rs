@@ -160,7 +160,7 @@ impl Sessions {
             return Err(SessionError::missing(format!("snapshot {snapshot}")));
         }
         let (at, detail) = (now(), format!("start from {snapshot}"));
-        let body = EventBody::Restored { snapshot_id: snapshot.clone(), detail };
+        let body = EventBody::Restored { snapshot_id: Some(snapshot.clone()), detail };
         let mut writes = vec![Write::Event { at, turn: None, body: Box::new(body) }];
         // Only snapshots of sessions get a row; the session must not delete a standalone one with
         // itself.

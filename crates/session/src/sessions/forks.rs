@@ -2,7 +2,7 @@
 //! each on its own branch. A request creates all of its forks or none.
 
 use harvest_proto::{
-    EventBody, SessionId, SnapshotId, Timestamp,
+    Event, EventBody, SessionId, SnapshotId, Timestamp,
     api::{ForkSession, Session, Snapshot, Turn},
     bridge::Author,
 };
@@ -16,6 +16,9 @@ use crate::{decide::State, error::SessionError, wall_clock::now};
 
 /// The most forks of one request.
 pub const MAX_FORKS: usize = 16;
+
+// A session's first state, what it starts from, and its first prompt.
+const FIRST_EVENTS: u32 = 4;
 
 impl Sessions {
     /// Creates forks of a session at the end of a turn: all of them, or none.
@@ -41,7 +44,7 @@ impl Sessions {
                 SessionError::conflict(
                     "no_snapshot",
                     format!("there is no {what}"),
-                    "`harvest turns` shows the turns that can be forked",
+                    "`harvest turns SESSION` shows the turns that can be forked",
                 )
             }
             other => other,
@@ -59,8 +62,30 @@ impl Sessions {
         self.shared.check_provider(&source.session)?;
         let (turns, snapshots) =
             (store.turn_list(session).await?, store.snapshot_list(session).await?);
+        if turn == Some(0) && snapshots.iter().all(|one| one.turn != Some(0)) {
+            return self.repository_start(source).await;
+        }
         let point = fork_point(&source.session, &turns, &snapshots, turn)?;
         Ok((source, point))
+    }
+
+    /// The start of a session that has no snapshot of it: a fresh checkout of its repositories.
+    async fn repository_start(
+        &self,
+        source: SessionRecord,
+    ) -> Result<(SessionRecord, ForkPoint), SessionError> {
+        // A session that starts from a snapshot says so in its first events.
+        let events = self.shared.store.event_list(&source.session.id, 0, FIRST_EVENTS).await?;
+        let from_snapshot =
+            |event: &Event| matches!(event.body, EventBody::Restored { snapshot_id: Some(_), .. });
+        if events.iter().any(from_snapshot) {
+            return Err(SessionError::conflict(
+                "no_snapshot",
+                "the snapshot that the session started from is no longer its own",
+                "`harvest turns SESSION` shows the turns that can be restored or forked",
+            ));
+        }
+        Ok((source, ForkPoint { snapshot: None, turn: Some(0) }))
     }
 }
 
@@ -89,7 +114,8 @@ fn prompts(fork: &ForkSession, user: &Author) -> Result<Vec<Option<NewPrompt>>, 
 /// The point from which forks continue.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ForkPoint {
-    pub(super) snapshot: SnapshotId,
+    /// Absent for the start of a session from its repositories.
+    pub(super) snapshot: Option<SnapshotId>,
     /// The turn that left the snapshot; 0 is the start of the session.
     turn: Option<u32>,
 }
@@ -118,21 +144,22 @@ fn fork_point(
             Some(snapshot) => {
                 let turn = turns.iter().find(|turn| turn.snapshot_id.as_ref() == Some(&snapshot));
                 let turn = turn.map(|turn| turn.number);
-                Ok(ForkPoint { snapshot, turn })
+                Ok(ForkPoint { snapshot: Some(snapshot), turn })
             }
-            None if source.snapshot_id.is_some() => {
-                refuse("the session's newest snapshot is gone".to_owned(), "fork one of its turns")
-            }
+            None if source.snapshot_id.is_some() => refuse(
+                "the session's newest snapshot is gone".to_owned(),
+                "`harvest turns SESSION` lists its turns; `harvest fork SESSION@TURN` forks one",
+            ),
             None => refuse(
                 "the session has no finished turn yet".to_owned(),
-                "wait for its first turn to end",
+                "`harvest attach SESSION` follows its first turn; fork it when the turn has ended",
             ),
         },
         Some(0) => match snapshots.iter().find(|one| one.turn == Some(0) && !one.gone) {
-            Some(start) => Ok(ForkPoint { snapshot: start.id.clone(), turn: Some(0) }),
+            Some(start) => Ok(ForkPoint { snapshot: Some(start.id.clone()), turn: Some(0) }),
             None => refuse(
-                "the session started from its repository, not from a snapshot".to_owned(),
-                "start another session on the same repository with `harvest run`",
+                "the snapshot that the session started from is gone".to_owned(),
+                "`harvest turns SESSION` shows the turns that can be restored or forked",
             ),
         },
         Some(number) => {
@@ -140,27 +167,27 @@ fn fork_point(
             let turn = turn.ok_or_else(|| SessionError::missing(format!("turn {number}")))?;
             match (&turn.snapshot_id, turn.dropped.as_deref()) {
                 (Some(snapshot), _) => {
-                    Ok(ForkPoint { snapshot: snapshot.clone(), turn: Some(number) })
+                    Ok(ForkPoint { snapshot: Some(snapshot.clone()), turn: Some(number) })
                 }
                 (None, Some(why)) => refuse(
                     format!("the snapshot of turn {number} was removed ({why})"),
-                    "fork another turn; `harvest turns` shows those that can be forked",
+                    "`harvest turns SESSION` shows the turns that can be restored or forked",
                 ),
                 (None, None) => refuse(
                     format!("turn {number} has no snapshot"),
-                    "wait for the turn to end, or fork another turn",
+                    "wait for the turn to end, or choose another one: `harvest turns SESSION` lists them",
                 ),
             }
         }
     }
 }
 
-/// A fork's diff has the same base as its source's.
-fn same_base(source: &CheckoutRecord) -> NewCheckout {
+/// A fork's diff has the same base as its source's, unless its checkouts are fresh.
+fn fork_checkout(source: &CheckoutRecord, point: &ForkPoint) -> NewCheckout {
     NewCheckout {
         repository: source.repository.clone(),
         base: source.base.clone(),
-        base_commit: source.base_commit.clone(),
+        base_commit: source.base_commit.clone().filter(|_| point.snapshot.is_some()),
     }
 }
 
@@ -178,7 +205,7 @@ fn new_fork(
         branch: branch(&id, Some(&title)),
         id,
         title,
-        checkouts: source.checkouts.iter().map(same_base).collect(),
+        checkouts: source.checkouts.iter().map(|one| fork_checkout(one, point)).collect(),
         agent: session.agent,
         model: session.model.clone(),
         network: session.network,
@@ -194,14 +221,15 @@ fn new_fork(
     };
     let detail = format!("fork of {} at {}", session.id, point.describe());
     let body = EventBody::Restored { snapshot_id: point.snapshot.clone(), detail };
-    let mut writes = vec![
-        Write::Event { at, turn: None, body: Box::new(body) },
+    let mut writes = vec![Write::Event { at, turn: None, body: Box::new(body) }];
+    if let Some(snapshot) = point.snapshot.clone() {
         // The fork gets its own row, so that the snapshot outlives the session that took it.
-        Write::SnapshotShare { snapshot: point.snapshot.clone(), at },
-    ];
-    writes.extend(point.turn.map(|turn| Write::TreeShare { session: session.id.clone(), turn }));
-    let state =
-        State { user: Some(user.email.clone()), ..State::new(Some(point.snapshot.clone()), true) };
+        writes.push(Write::SnapshotShare { snapshot, at });
+        let trees = point.turn.map(|turn| Write::TreeShare { session: session.id.clone(), turn });
+        writes.extend(trees);
+    }
+    let state = State::new(point.snapshot.clone(), point.snapshot.is_some());
+    let state = State { user: Some(user.email.clone()), ..state };
     (new, state, prompt, writes)
 }
 

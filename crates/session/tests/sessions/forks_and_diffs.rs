@@ -33,8 +33,27 @@ async fn forks_get_own_branches_and_prompts() {
     until_state(&sessions, &again.id, SessionState::Idle).await;
     let file = harness.fake.file(&sandbox(&sessions, &again.id).await, "/f");
     assert_eq!(file.as_deref(), Some(&b"one"[..]), "turn 0 is the fork's start");
-    let none = sessions.fork(&source.id, fork_of(Some(0), 1), ada()).await.unwrap_err();
-    assert_eq!(none.code(), "no_snapshot");
+}
+
+#[tokio::test]
+async fn turn_zero_is_a_fresh_checkout() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let source = harness.session(&sessions, Some("write /f one")).await.id;
+    until_state(&sessions, &source, SessionState::Idle).await;
+    let fork = sessions.fork(&source, fork_of(Some(0), 1), ada()).await.unwrap().remove(0);
+    let again = sessions.fork(&fork.id, fork_of(Some(0), 1), ada()).await.unwrap().remove(0);
+    sessions.restore(&source, 0).await.unwrap();
+    for id in [&fork.id, &again.id, &source] {
+        until_state(&sessions, id, SessionState::Idle).await;
+        assert_eq!(harness.fake.file(&sandbox(&sessions, id).await, "/f"), None);
+        assert_eq!(sessions.get(id).await.unwrap().snapshot_id, None);
+    }
+    assert_eq!((fork.forked_turn, fork.turns), (Some(0), 0));
+    sessions.restore(&source, 1).await.unwrap();
+    until_state(&sessions, &source, SessionState::Idle).await;
+    let file = harness.fake.file(&sandbox(&sessions, &source).await, "/f");
+    assert_eq!(file.as_deref(), Some(&b"one"[..]), "the turn can still be restored");
 }
 
 #[tokio::test]

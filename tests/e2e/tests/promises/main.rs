@@ -46,6 +46,7 @@ mod storm;
 mod terminals_and_files;
 mod tidy;
 mod tools;
+mod turn_zero;
 mod upgrade;
 mod with_and_without_server;
 

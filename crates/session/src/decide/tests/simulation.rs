@@ -206,8 +206,8 @@ impl Simulation {
                         self.sandboxes.values().all(|other| !other.disk_left || !other.has_work),
                         "the current disk is saved before another snapshot replaces it"
                     );
-                    assert!(self.snapshots.contains(&snapshot));
-                    self.newest = Some(snapshot);
+                    assert!(snapshot.iter().all(|snapshot| self.snapshots.contains(snapshot)));
+                    self.newest = snapshot;
                 }
                 Action::TurnEnded { prompt, .. } => {
                     let running = |sandbox: &Sandbox| {
@@ -431,8 +431,9 @@ impl Simulation {
     }
 
     pub(super) fn restore(&mut self, which: usize) {
-        let turn = self.turns.iter().nth(which % self.turns.len().max(1));
-        let Some((turn, snapshot)) = turn.map(|(turn, snapshot)| (*turn, snapshot.clone())) else {
+        let start = [(0, None)].into_iter();
+        let turns = self.turns.iter().map(|(turn, snapshot)| (*turn, Some(snapshot.clone())));
+        let Some((turn, snapshot)) = start.chain(turns).nth(which % (self.turns.len() + 1)) else {
             return;
         };
         if self.state.mode != Mode::Archived
