@@ -11,9 +11,12 @@ mod tool;
 
 use std::collections::HashSet;
 
-pub(crate) use self::activity::Activity;
 use self::{
     activity::ActivityTracker, highlight::highlight, markdown::Markdown, tool::ResultSummary,
+};
+pub(crate) use self::{
+    activity::{Activity, phase_label},
+    markdown::markdown_text,
 };
 use crate::{
     printer::human_millis,

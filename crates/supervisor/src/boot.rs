@@ -7,14 +7,14 @@ use std::{
     cell::{Cell, RefCell},
     future::Future,
     os::unix::fs::{MetadataExt, chown},
-    path::Path,
+    path::{Path, PathBuf},
     rc::Rc,
     time::{Duration, Instant},
 };
 
 use harvest_proto::{
     EventBody, SessionId,
-    bridge::{Boot, BootStart, Checkout, Exit, Fault, Reply},
+    bridge::{AgentLaunch, Boot, BootStart, Checkout, Exit, Fault, Reply},
     event::{BootPhase, PhaseStatus},
     launch::APP_FOLDER,
     redact,
@@ -116,22 +116,12 @@ impl BootRunner {
         if !building {
             self.prepare_agents(boot, &user).await;
         }
-        let setup = hooks(&self.sandbox, &fresh, &user, ("setup.sh", timeout));
-        self.run_phase(BootPhase::Setup, setup).await?;
-        let start = hooks(&self.sandbox, &started, &user, ("start.sh", timeout));
-        self.run_phase(BootPhase::Start, start).await?;
-        self.run_phase(BootPhase::Agent, async {
-            let Some(agent) = boot.agent.as_ref().filter(|_| !building) else { return Ok(false) };
-            let context = AgentContext {
-                sandbox: Rc::clone(&self.sandbox),
-                outbox: Rc::clone(&self.outbox),
-                launch: agent.clone(),
-                cwd: primary(&self.sandbox, boot),
-            };
-            let started = self.turns.start(context).await.map(|()| true);
-            started.map_err(|tail| PhaseError::transient("cannot start the agent").with_tail(tail))
-        })
-        .await?;
+        self.run_hooks(BootPhase::Setup, &fresh, &user, ("setup.sh", timeout)).await?;
+        self.run_hooks(BootPhase::Start, &started, &user, ("start.sh", timeout)).await?;
+        match boot.agent.as_ref().filter(|_| !building) {
+            Some(agent) => self.run_phase(BootPhase::Agent, self.start_agent(boot, agent)).await?,
+            None => self.skip(BootPhase::Agent),
+        }
         self.report(BootPhase::Ready, PhaseStatus::Done, Some(0), None);
         Ok(())
     }
@@ -172,6 +162,37 @@ impl BootRunner {
         let spec = self.sandbox.process_spec(argv, user, &home);
         let written = capture::run(&self.sandbox, spec, WRITE_TIMEOUT).await;
         written.map_err(|fault| fault.message)?.ok().map(drop)
+    }
+
+    async fn start_agent(&self, boot: &Boot, agent: &AgentLaunch) -> PhaseResult {
+        let context = AgentContext {
+            sandbox: Rc::clone(&self.sandbox),
+            outbox: Rc::clone(&self.outbox),
+            launch: agent.clone(),
+            cwd: primary(&self.sandbox, boot),
+        };
+        let started = self.turns.start(context).await.map(|()| true);
+        started.map_err(|tail| PhaseError::transient("cannot start the agent").with_tail(tail))
+    }
+
+    /// Runs a hook of each checkout that has it. A phase without hooks is never reported as
+    /// started: a person would read that a script runs.
+    async fn run_hooks(
+        &self,
+        phase: BootPhase,
+        checkouts: &[&Checkout],
+        user: &User,
+        hook: (&str, Duration),
+    ) -> Result<(), ()> {
+        if checkouts.iter().any(|checkout| hook_path(&self.sandbox, checkout, hook.0).is_file()) {
+            return self.run_phase(phase, hooks(&self.sandbox, checkouts, user, hook)).await;
+        }
+        self.skip(phase);
+        Ok(())
+    }
+
+    fn skip(&self, phase: BootPhase) {
+        self.report(phase, PhaseStatus::Skipped, Some(0), None);
     }
 
     async fn run_phase(
@@ -284,14 +305,10 @@ async fn hooks(
     user: &User,
     (name, timeout): (&str, Duration),
 ) -> PhaseResult {
-    let mut ran = false;
-    for checkout in checkouts {
+    let has_hook = |checkout: &&&Checkout| hook_path(sandbox, checkout, name).is_file();
+    for checkout in checkouts.iter().filter(has_hook) {
         let folder = format!("{}/{}", sandbox.workspace(), checkout.folder);
         let script = format!(".harvest/{name}");
-        if !Path::new(&folder).join(&script).is_file() {
-            continue;
-        }
-        ran = true;
         let shell = if Path::new("/bin/bash").exists() { "bash" } else { "sh" };
         let spec = sandbox.process_spec(vec![shell.to_owned(), script.clone()], user, &folder);
         let captured = capture::run(sandbox, spec, timeout).await.map_err(|fault| {
@@ -306,7 +323,11 @@ async fn hooks(
             return Err(PhaseError::of_hook(&script, captured.exit).with_tail(tail));
         }
     }
-    Ok(ran)
+    Ok(true)
+}
+
+fn hook_path(sandbox: &Sandbox, checkout: &Checkout, name: &str) -> PathBuf {
+    Path::new(&sandbox.workspace()).join(&*checkout.folder).join(".harvest").join(name)
 }
 
 fn primary(sandbox: &Sandbox, boot: &Boot) -> String {

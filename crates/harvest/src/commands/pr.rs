@@ -7,7 +7,9 @@ use crate::{
     Invocation,
     cli::PrCommand,
     printer::human_millis,
-    render::{describe_exit, short_commit},
+    render::{describe_exit, markdown_text, short_commit},
+    sanitize::sanitize,
+    style::Palette,
 };
 
 pub(crate) async fn run(ctx: &Invocation, verb: &PrCommand) -> Result<u8> {
@@ -18,12 +20,18 @@ pub(crate) async fn run(ctx: &Invocation, verb: &PrCommand) -> Result<u8> {
     let all: Vec<&PullRequest> =
         repositories.iter().filter_map(|repository| repository.pr.as_ref()).collect();
     // `--json` prints the first pull request; `show` has one for each repository.
-    ctx.print.result(&first, |_| all.into_iter().map(text).collect::<Vec<_>>().join("\n"))?;
+    match ctx.print.json {
+        true => ctx.print.document(&first)?,
+        false => {
+            let text = |one| text(one, ctx.print.stdout);
+            ctx.print.styled_out(&all.into_iter().map(text).collect::<Vec<_>>().join("\n"))?;
+        }
+    }
     Ok(0)
 }
 
-/// Formats a pull request as lines of `name  value`.
-pub(crate) fn text(pull_request: &PullRequest) -> String {
+/// Formats a pull request as lines of `name  value`, followed by its rendered description.
+pub(crate) fn text(pull_request: &PullRequest, style: Palette) -> String {
     let mut text = String::new();
     let mut add = |name: &str, value: String| text += &format!("{name:<14}{value}\n");
     add("pull request", format!("#{} {}", pull_request.number, pull_request.state));
@@ -41,5 +49,5 @@ pub(crate) fn text(pull_request: &PullRequest) -> String {
             add("", "run by Harvest in a sandbox the agent never touched".to_owned());
         }
     }
-    text + "\n" + pull_request.body.trim_end() + "\n"
+    sanitize(&text) + "\n" + &markdown_text(pull_request.body.trim_end(), style)
 }

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use harvest_proto::{
     RepositoryName,
     api::{AddRepository, Build, BuildLine, Repository},
+    event::BootPhase,
 };
 use reqwest::Method;
 use serde_json::json;
@@ -22,7 +23,7 @@ use crate::{
     follow::Lines,
     printer::{Advice, ApiRefusal, human_elapsed, human_millis},
     publish::{NameConflict, Source, forge, publish},
-    render::{refused_connection, short_commit},
+    render::{phase_label, refused_connection, short_commit},
 };
 
 pub(crate) async fn run(ctx: &Invocation, verb: RepoCommand) -> Result<u8> {
@@ -172,19 +173,11 @@ fn end_phase(ctx: &Invocation, phase: Option<(String, Instant)>) {
 
 /// Describes a step of a build; the API names boot phases by their words.
 fn describe_phase(message: &str) -> String {
-    match message {
-        "starting" => "Starting the supervisor".into(),
-        "sync" => "Fetching the code".into(),
-        "setup" => "Running .harvest/setup.sh, if there is one".into(),
-        "start" => "Running .harvest/start.sh, if there is one".into(),
-        "agent" => "Starting the agent".into(),
-        other => {
-            let mut letters = other.chars();
-            letters
-                .next()
-                .map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
-        }
+    if let Ok(phase) = serde_json::from_value::<BootPhase>(message.into()) {
+        return phase_label(phase).to_owned();
     }
+    let mut letters = message.chars();
+    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
 
 fn row(repository: &Repository) -> [String; 6] {

@@ -226,7 +226,10 @@ impl Tour<'_> {
         let pull_request = self.client.pull_request(id).await?;
         match self.ctx.print.json {
             true => self.ctx.print.item(&pull_request)?,
-            false => self.ctx.print.out(&commands::pull_request_text(&pull_request))?,
+            false => {
+                let text = commands::pull_request_text(&pull_request, self.ctx.print.stdout);
+                self.ctx.print.styled_out(&text)?;
+            }
         }
         if !pull_request
             .evidence

@@ -138,9 +138,9 @@ impl ActivityTracker {
 }
 
 /// What a boot phase does, while it runs.
-fn phase_label(phase: BootPhase) -> &'static str {
+pub(crate) fn phase_label(phase: BootPhase) -> &'static str {
     match phase {
-        BootPhase::Starting => "Starting the supervisor",
+        BootPhase::Starting => "Preparing the sandbox",
         BootPhase::Sync => "Fetching the code",
         BootPhase::Setup => "Running .harvest/setup.sh",
         BootPhase::Start => "Running .harvest/start.sh",

@@ -49,6 +49,16 @@ impl Markdown {
     }
 }
 
+/// Renders a whole text; without styles it stays as it was written.
+pub(crate) fn markdown_text(text: &str, style: Palette) -> String {
+    let mut markdown = Markdown::new(style);
+    let line = |line: &str| match style.is_plain() {
+        true => sanitize_line(line) + "\n",
+        false => markdown.line(&sanitize_line(line)) + "\n",
+    };
+    text.lines().map(line).collect()
+}
+
 /// The fence that ends the code that this line begins.
 fn opening_fence(text: &str) -> Option<String> {
     let mark = text.chars().next().filter(|mark| ['`', '~'].contains(mark))?;
@@ -202,6 +212,14 @@ mod tests {
         {
             assert_eq!(rendered(line), format!("{line}\n").repeat(line.lines().count()), "{line}");
         }
+    }
+
+    #[test]
+    fn plain_text_keeps_its_markup() {
+        let text = "> make it **green**\n\n- agent: `claude`\n";
+        assert_eq!(markdown_text(text, Palette::default()), text);
+        let shown = markdown_text(text, Palette::new(true, None)).replace('\x1b', "^");
+        assert_eq!(shown, "^[2m│ ^[0mmake it ^[1mgreen^[0m\n\n• agent: ^[36mclaude^[0m\n");
     }
 
     #[test]

@@ -108,12 +108,14 @@ pub(crate) async fn run_sealed(
     }
 }
 
-/// Runs the check on the only checkout of a sandbox. Without a check script, the evidence says so.
+/// Runs the check on the only checkout of a sandbox, and calls `started` before. Without a check
+/// script, the evidence says so.
 pub(crate) async fn run(
     bridge: &Bridge,
     repository: &RepositoryName,
     commit: String,
     limit: Duration,
+    started: impl FnOnce(),
 ) -> Result<Evidence, BridgeError> {
     let folder = &repository.folder().path();
     let declared = checkout::command(&["test", "-f", CHECK], folder, 60_000);
@@ -122,6 +124,7 @@ pub(crate) async fn run(
     if !declared.ok() {
         return Ok(none);
     }
+    started();
     let command = checkout::command(&["sh", "-c", RUN], folder, millis(limit));
     run_script(bridge, command, none).await
 }

@@ -209,7 +209,7 @@ async fn open_pull_request(
 }
 
 // Begins the part of a pull request's body that Harvest keeps up to date.
-const FACTS: &str = "\n| | |\n|---|---|\n";
+const FACTS: &str = "\n- session: `";
 
 /// The part of a body above the facts.
 fn summary(body: &str) -> String {
@@ -228,7 +228,7 @@ async fn body(
         None => quoted_prompt(shared, &session.id).await,
     };
     format!(
-        "{summary}{FACTS}| session | `{}` |\n| agent | {} |\n| turns | {} |\n| commit | `{commit}` |\n",
+        "{summary}{FACTS}{}`\n- agent: {}\n- turns: {}\n- commit: `{commit}`\n",
         session.id, session.agent, session.turns
     )
 }
@@ -322,7 +322,7 @@ mod tests {
 
     #[test]
     fn summary_of_a_body_ends_at_the_facts() {
-        let body = format!("Fixes it.\n\n| a | b |\n{FACTS}| session | `s` |\n");
+        let body = format!("Fixes it.\n\n| a | b |\n{FACTS}s`\n");
         assert_eq!(summary(&body), "Fixes it.\n\n| a | b |\n");
         assert_eq!(summary("by hand"), "by hand");
     }

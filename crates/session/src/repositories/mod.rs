@@ -334,9 +334,10 @@ async fn build(
     let commit = head
         .commit
         .ok_or_else(|| EphemeralError::Other("the repository has no commit".to_owned()))?;
-    report("running the check");
     let limit: Duration = shared.sandboxes.timeouts.warm;
-    let evidence = check::run(&sandbox.bridge, &repository.name, commit.clone(), limit).await?;
+    let start = || report("running .harvest/check.sh");
+    let evidence =
+        check::run(&sandbox.bridge, &repository.name, commit.clone(), limit, start).await?;
     report("saving a snapshot");
     sandbox.save(snapshot).await?;
     report("starting a sandbox from the snapshot");

@@ -106,6 +106,24 @@ fn hook_timeout_kills_it_and_its_descendants() {
 }
 
 #[test]
+fn phase_without_work_is_never_started() {
+    let sandbox = Sandbox::start();
+    let boot = Boot { agent: None, ..sandbox.boot(BootStart::Build, &[]) };
+    let mut owner = sandbox.owner(1, 0);
+    owner.request(|id| ToSupervisor::Boot { id, boot: Box::new(boot) }).unwrap();
+    for phase in [BootPhase::Setup, BootPhase::Start, BootPhase::Agent] {
+        let status = |body: &EventBody| match body {
+            EventBody::BootPhase { phase: reported, status, .. } if *reported == phase => {
+                Some(*status)
+            }
+            _ => None,
+        };
+        let first = owner.event(|body| status(body).is_some());
+        assert_eq!(status(&first), Some(PhaseStatus::Skipped), "{phase:?}");
+    }
+}
+
+#[test]
 fn restore_keeps_work_that_image_boot_resets() {
     let sandbox = Sandbox::start();
     let build = Boot { agent: None, ..sandbox.boot(BootStart::Build, &[]) };
