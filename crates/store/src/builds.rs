@@ -16,14 +16,16 @@ impl Store {
         lease: Lease,
         repository: &RepositoryName,
         snapshot: &SnapshotId,
+        provider: &str,
         at: Timestamp,
     ) -> Result<(), StoreError> {
         let query = sqlx::query(
-            "INSERT INTO builds (snapshot, repository, status, started_at)
-             VALUES ($1, $2, 'building', $3)",
+            "INSERT INTO builds (snapshot, repository, status, provider, started_at)
+             VALUES ($1, $2, 'building', $3, $4)",
         )
         .bind(snapshot.to_string())
         .bind(repository.to_string())
+        .bind(provider.to_owned())
         .bind(at.as_millis());
         let begun = self.writer.execute(Some(lease), query).await.map(drop);
         begun.map_err(|error| StoreError::or_exists(error, "a build of this repository"))
@@ -101,6 +103,7 @@ pub(crate) fn read(row: &DbRow) -> Result<Option<Build>, StoreError> {
     let Some(snapshot) = row::parsed_optional(row, "snapshot")? else { return Ok(None) };
     Ok(Some(Build {
         snapshot_id: snapshot,
+        provider: row::text(row, "provider")?,
         commit: row::text(row, "commit_id")?,
         check: row::json_optional(row, "check_evidence")?,
         millis: row::count(row, "millis")?,

@@ -200,6 +200,7 @@ CREATE TABLE builds (
     snapshot TEXT PRIMARY KEY,
     repository TEXT NOT NULL REFERENCES repositories (name) ON DELETE CASCADE,
     status TEXT NOT NULL,
+    provider TEXT NOT NULL,
     commit_id TEXT,
     check_evidence TEXT,
     error TEXT,

@@ -48,6 +48,8 @@ pub struct Repository {
 pub struct Build {
     /// The snapshot that sessions start from.
     pub snapshot_id: SnapshotId,
+    /// Provider that ran the build and has the snapshot: `local`.
+    pub provider: String,
     /// The commit that was built.
     pub commit: String,
     /// Result of the repository's check in this build, if the repository has one.

@@ -204,16 +204,17 @@ impl Repositories {
     ) -> Result<BoxStream<'static, BuildLine>, SessionError> {
         let repository = self.get(name).await?;
         let (snapshot, sandbox) = (SnapshotId::random(), SandboxId::random());
-        let lease = self.shared.sandboxes.lease;
-        self.shared.store.build_begin(lease, name, &snapshot, now()).await.map_err(|error| {
-            match error {
-                StoreError::Exists { .. } => SessionError::conflict(
-                    "building",
-                    format!("a build of `{name}` is already running"),
-                    "wait for the build to end",
-                ),
-                other => other.into(),
-            }
+        let SandboxContext { lease, provider, .. } = &*self.shared.sandboxes;
+        let begun =
+            self.shared.store.build_begin(*lease, name, &snapshot, provider.name(), now()).await;
+        begun.map_err(|error| match error {
+            StoreError::Exists { .. } => SessionError::conflict(
+                "building",
+                format!("a build of `{name}` is already running"),
+                "when it has finished, `harvest repo ls` shows it; sessions start without it \
+                 meanwhile",
+            ),
+            other => other.into(),
         })?;
         let (progress, lines) = mpsc::unbounded_channel();
         // E-mail addresses are compared without case.
@@ -346,6 +347,7 @@ async fn build(
     proof.remove().await;
     Ok(Build {
         snapshot_id: snapshot.clone(),
+        provider: shared.sandboxes.provider.name().to_owned(),
         commit,
         check: Some(evidence).filter(|evidence| evidence.outcome != CheckOutcome::NoneDeclared),
         millis: millis(shared.clock.now().since(started)),

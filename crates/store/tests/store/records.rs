@@ -180,11 +180,12 @@ async fn one_build_per_repository_at_a_time(test: TestStore) {
     store.repository_insert(&repository("o/r")).await.unwrap();
     let (one, two) = (SnapshotId::random(), SnapshotId::random());
     let name = &"o/r".parse().unwrap();
-    store.build_begin(lease, name, &one, NOW).await.unwrap();
-    let second = store.build_begin(lease, name, &two, NOW).await;
+    store.build_begin(lease, name, &one, "local", NOW).await.unwrap();
+    let second = store.build_begin(lease, name, &two, "local", NOW).await;
     assert!(matches!(second, Err(StoreError::Exists { .. })));
     let build = Build {
         snapshot_id: one.clone(),
+        provider: "local".into(),
         commit: "c".into(),
         check: None,
         millis: 5,
@@ -192,7 +193,7 @@ async fn one_build_per_repository_at_a_time(test: TestStore) {
     };
     store.build_publish(lease, &build).await.unwrap();
     assert!(matches!(store.build_publish(lease, &build).await, Err(StoreError::NotFound { .. })));
-    store.build_begin(lease, name, &two, NOW).await.unwrap();
+    store.build_begin(lease, name, &two, "local", NOW).await.unwrap();
     assert_eq!(store.build_unfinished().await.unwrap(), std::slice::from_ref(&two));
     store.build_fail(lease, &two, "no", NOW).await.unwrap();
     assert_eq!(store.repository_get(name).await.unwrap().build, Some(build));
@@ -214,9 +215,10 @@ async fn sessions_list_repositories_with_newest_builds(test: TestStore) {
     let mut newest = None;
     for (name, commit, at) in [("o/s", "old", 1), ("o/s", "new", 2), ("o/other", "x", 3)] {
         let (snapshot, built_at) = (SnapshotId::random(), Timestamp::from_millis(at));
-        store.build_begin(lease, &name.parse().unwrap(), &snapshot, NOW).await.unwrap();
+        store.build_begin(lease, &name.parse().unwrap(), &snapshot, "local", NOW).await.unwrap();
         let build = Build {
             snapshot_id: snapshot,
+            provider: "local".into(),
             commit: commit.into(),
             check: None,
             millis: 5,
