@@ -85,7 +85,7 @@ pub enum EngineError {
         reason: String,
     },
     /// The zygote could not be started or reached.
-    #[error("cannot reach the zygote: {0}")]
+    #[error("cannot reach the process that runs sandboxes (zygote): {0}")]
     Zygote(String),
     /// The id belongs to a snapshot that was taken while the sandbox ran.
     #[error("snapshot {0} already exists and is older than the sandbox's disk")]

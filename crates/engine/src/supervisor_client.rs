@@ -23,7 +23,7 @@ use crate::zygote::client::connect_in;
 #[derive(Debug, thiserror::Error)]
 pub enum SupervisorClientError {
     /// The supervisor cannot be dialled.
-    #[error("cannot connect to the bridge {}", path.display())]
+    #[error("cannot connect to the sandbox at {}", path.display())]
     Dial {
         /// The bridge's socket.
         path: std::path::PathBuf,
@@ -31,16 +31,16 @@ pub enum SupervisorClientError {
         source: io::Error,
     },
     /// The connection broke.
-    #[error("the connection to the supervisor broke")]
+    #[error("the connection to the sandbox was lost")]
     Broken(#[source] io::Error),
     /// The supervisor sent an invalid frame.
-    #[error("the supervisor sent an invalid frame")]
+    #[error("the sandbox sent an invalid message")]
     Frame(#[from] FrameError),
     /// The supervisor speaks another protocol version.
-    #[error("the supervisor does not speak this version of the bridge protocol")]
+    #[error("the sandbox was started by another version of Harvest")]
     VersionMismatch,
     /// The supervisor refused the request.
-    #[error("the supervisor refused the request")]
+    #[error("the sandbox refused the request")]
     Refused(#[from] Fault),
 }
 

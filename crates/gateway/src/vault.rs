@@ -5,6 +5,7 @@
 //! another name.
 
 use std::{
+    borrow::Cow,
     fmt, fs,
     io::{self, Read, Write},
     os::unix::fs::{MetadataExt, OpenOptionsExt},
@@ -13,7 +14,7 @@ use std::{
 };
 
 use base64::{Engine, prelude::BASE64_STANDARD};
-use harvest_proto::Secret;
+use harvest_proto::{Hint, Secret};
 use ring::{
     aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey},
     rand::{SecureRandom, SystemRandom},
@@ -33,6 +34,21 @@ pub enum VaultError {
     CannotDecrypt { name: SecretName },
     #[error("the system's random number generator failed")]
     Random,
+}
+
+impl Hint for VaultError {
+    fn hint(&self) -> Option<Cow<'_, str>> {
+        match self {
+            Self::CannotDecrypt { name } => Some(
+                format!(
+                    "set it again with `harvest secret set {name}`, or restore the home's vault.key"
+                )
+                .into(),
+            ),
+            Self::KeyFile { source, .. } => source.hint(),
+            Self::InvalidKey { .. } | Self::Random => None,
+        }
+    }
 }
 
 /// Name of a secret: a capital letter, then up to 127 capital letters, digits and underscores.
@@ -172,9 +188,10 @@ fn read_key(path: &Path) -> Result<[u8; KEY_BYTES], VaultError> {
     let mut bytes = Vec::with_capacity(KEY_BYTES + 1);
     let limit = KEY_BYTES as u64 + 1;
     file.take(limit).read_to_end(&mut bytes).map_err(failed)?;
-    bytes
-        .try_into()
-        .map_err(|_| VaultError::InvalidKey { path: shown, problem: "does not contain 32 bytes" })
+    bytes.try_into().map_err(|_| VaultError::InvalidKey {
+        path: shown,
+        problem: "does not contain 32 bytes; restore it from a backup",
+    })
 }
 
 // The file appears complete or not at all, and a concurrent process uses the first one's key: a

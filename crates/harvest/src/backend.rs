@@ -106,7 +106,7 @@ impl Backend {
             let engine = engine.clone();
             tokio::task::spawn_blocking(move || engine.stop_if_idle())
                 .await?
-                .context("cannot stop the zygote")?;
+                .context("cannot stop the process that runs sandboxes")?;
         }
         Ok(())
     }

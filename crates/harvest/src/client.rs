@@ -191,21 +191,11 @@ impl Client {
         {
             return Err(api_error(problem));
         }
-        let path = response.url().path().to_owned();
-        let mut problem: Problem = response.json().await.map_err(|_| {
+        let problem: Problem = response.json().await.map_err(|_| {
             let message = format!("{} returned {status}, but not as a Harvest server", self.url);
             Advice::new(message, "check --url or HARVEST_URL")
         })?;
-        problem.hint = problem.hint.map(|hint| fill_in_session(hint, &path));
         Err(api_error(problem))
-    }
-}
-
-/// Replaces `SESSION` in a hint by the session in the request's path.
-fn fill_in_session(hint: String, path: &str) -> String {
-    match path.split('/').find(|part| part.starts_with("ses_")) {
-        Some(session) => hint.replace("SESSION", session),
-        None => hint,
     }
 }
 

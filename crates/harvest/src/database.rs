@@ -40,7 +40,7 @@ pub(crate) async fn open(config: &Config) -> Result<Store> {
     let Some(url) = url else {
         return match record {
             Some(record) => Err(wrong_database(&record.database)),
-            None => Store::open(&own).await.context("cannot open the store"),
+            None => Store::open(&own).await.context("cannot open the database"),
         };
     };
     if record.is_none() && own.exists() {
@@ -51,7 +51,7 @@ pub(crate) async fn open(config: &Config) -> Result<Store> {
             || format!("check that the database runs and that `{url}` is its URL"),
             Cow::into_owned,
         );
-        anyhow::Error::new(error).context(Advice::new("cannot open the store", hint))
+        anyhow::Error::new(error).context(Advice::new("cannot open the database", hint))
     })?;
     if let Err(error) = check_mark(&config.home, &store, &url.to_string(), record).await {
         store.close().await;
@@ -67,7 +67,7 @@ async fn check_mark(
     url: &str,
     record: Option<DatabaseRecord>,
 ) -> Result<()> {
-    let marked = store.meta_get(MARK).await.context("cannot read the store")?;
+    let marked = store.meta_get(MARK).await.context("cannot read the database")?;
     let new = record.is_none();
     let mark = match (record, marked) {
         (None, None) => SessionId::random().to_string().replace("ses_", "home_"),
@@ -89,7 +89,8 @@ async fn check_mark(
 async fn claim(home: &Path, store: &Store, record: DatabaseRecord, new: bool) -> Result<()> {
     let path = home.join(RECORD_FILE);
     write_private(&path, &serde_json::to_vec(&record)?)?;
-    let mark = store.meta_claim(MARK, &record.mark).await.context("cannot write the store")?;
+    let mark =
+        store.meta_claim(MARK, &record.mark).await.context("cannot write to the database")?;
     if mark == record.mark {
         return Ok(());
     }

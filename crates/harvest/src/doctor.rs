@@ -79,7 +79,7 @@ fn key_finding(name: &str, source: KeySource) -> Finding {
             Some(format!("`harvest up`, then `harvest secret set {name}`")),
         ),
     };
-    Finding { id: "model-key".to_owned(), level, found, fix }
+    Finding { id: "model_key".to_owned(), level, found, fix }
 }
 
 #[cfg(test)]

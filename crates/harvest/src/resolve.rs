@@ -84,6 +84,10 @@ fn pick<Id: Clone + ToString>(
     if typed == "-" {
         return ids.next().ok_or_else(|| format!("there is no {what} yet"));
     }
+    if typed.is_empty() {
+        // In a script, `"$session"` is empty when the variable is not set.
+        return Err(format!("the name of the {what} is empty"));
+    }
     let part = typed.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('_'));
     let start = part.unwrap_or(typed);
     let prefix = format!("{prefix}_{start}");
@@ -143,9 +147,8 @@ mod tests {
         let ambiguous = "`4kq` is ambiguous: ses_4kq2aaaaaaaa, ses_4kq9aaaaaaaa";
         assert_eq!(picked("4kq").unwrap_err(), ambiguous);
         assert_eq!(picked("zzz").unwrap_err(), "no session matches `zzz`");
-        for empty in ["", "ses_"] {
-            assert!(picked(empty).unwrap_err().contains("is ambiguous"), "{empty}");
-        }
+        assert!(picked("ses_").unwrap_err().contains("is ambiguous"));
+        assert_eq!(picked("").unwrap_err(), "the name of the session is empty");
     }
 
     #[test]

@@ -107,7 +107,7 @@ impl RunningServer {
         let url = format!("http://{address}");
         let store = database::open(&config).await?;
         let forge = LocalForge::open(home.join("forge"), &format!("{url}/forge"))
-            .context("cannot open the forge")?;
+            .context("cannot open the local forge")?;
         let parts = open_parts(&config, &options, engine.clone(), &store, &forge).await?;
         let sessions = parts.sessions.clone();
         let (token, token_is_new) = ensure_token(&config, &parts.accounts).await?;
@@ -181,7 +181,7 @@ impl RunningServer {
         let engine = self.engine;
         tokio::task::spawn_blocking(move || engine.stop_if_idle())
             .await?
-            .context("cannot stop the zygote")
+            .context("cannot stop the process that runs sandboxes")
     }
 }
 
@@ -220,7 +220,7 @@ pub(crate) fn open_engine(config: &Config) -> Result<Engine> {
         driver: config.store_driver,
         thresholds: Thresholds::default(),
     })
-    .context("cannot open the engine")
+    .context("cannot set up sandboxes")
 }
 
 /// The sandboxes, images and volumes of this home; needs no server.
@@ -257,7 +257,7 @@ pub(crate) fn remove_all_sandboxes(config: &Config) -> Result<usize> {
     for sandbox in &sandboxes {
         engine.remove(sandbox).with_context(|| format!("cannot remove {sandbox}"))?;
     }
-    engine.stop_if_idle().context("cannot stop the zygote")?;
+    engine.stop_if_idle().context("cannot stop the process that runs sandboxes")?;
     Ok(sandboxes.len())
 }
 
@@ -284,10 +284,13 @@ async fn open_parts(
     store: &Store,
     forge: &LocalForge,
 ) -> Result<ServerParts> {
-    let vault = Vault::open(&config.home.join("vault.key")).context("cannot open the vault")?;
+    let vault =
+        Vault::open(&config.home.join("vault.key")).context("cannot open the stored secrets")?;
     let vault = Arc::new(vault.with_observer(log::redact));
-    let lease =
-        store.server_lease(SystemTime::now().into()).await.context("cannot take over the store")?;
+    let lease = store
+        .server_lease(SystemTime::now().into())
+        .await
+        .context("cannot take over the database")?;
     let books = StoreLedger::new(store.clone(), lease, Arc::clone(&vault), config.budget_tokens)
         .with_environment(environment_secrets(&config.upstreams))
         .with_history(config.retention.history);

@@ -63,7 +63,9 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T>
         let path = axum::extract::Path::<T>::from_request_parts(parts, state).await;
         path.map(|axum::extract::Path(value)| Self(value)).map_err(|error| {
             // An id that cannot exist is not found, like any other unknown id.
-            ApiError::new(StatusCode::NOT_FOUND, "not_found", error.body_text())
+            let text = error.body_text();
+            let detail = text.strip_prefix("Invalid URL: ").unwrap_or(&text);
+            ApiError::new(StatusCode::NOT_FOUND, "not_found", detail)
                 .hint("ids are `ses_` or `sbx_` followed by 12 letters and digits")
         })
     }

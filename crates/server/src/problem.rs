@@ -186,6 +186,7 @@ fn session_id(request: &Request) -> Option<SessionId> {
 /// expects them. Not `logged` for in-process requests, whose caller reports the error.
 pub(crate) async fn render(State(logged): State<bool>, request: Request, next: Next) -> Response {
     let forge = request.uri().path().starts_with("/forge/");
+    let session = session_id(&request);
     let id =
         request.extensions().get::<RequestId>().map_or_else(random_request_id, |id| id.0.clone());
     // A panic in a handler fails only its own request.
@@ -199,7 +200,10 @@ pub(crate) async fn render(State(logged): State<bool>, request: Request, next: N
         return response;
     }
     let (mut parts, _) = response.into_parts();
-    let error = parts.extensions.remove::<ApiError>().unwrap_or_else(|| generic(status));
+    let mut error = parts.extensions.remove::<ApiError>().unwrap_or_else(|| generic(status));
+    if let (Some(session), Some(hint)) = (session, &mut error.hint) {
+        *hint = fill_session(hint, &session);
+    }
     if logged && status.is_server_error() {
         tracing::error!(code = error.code, detail = %error.detail, "request failed");
     }
@@ -211,6 +215,11 @@ pub(crate) async fn render(State(logged): State<bool>, request: Request, next: N
         }
     }
     response
+}
+
+/// A hint whose commands name the session of the request: they can be pasted as they are.
+fn fill_session(hint: &str, session: &SessionId) -> String {
+    hint.replace("SESSION", &session.to_string())
 }
 
 /// The error for a status set by axum or hyper.
@@ -251,6 +260,13 @@ fn random_request_id() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn hints_name_the_session_of_the_request() {
+        let id: SessionId = "ses_0123456789ab".parse().unwrap();
+        let hint = fill_session("`harvest resume SESSION` resumes it", &id);
+        assert_eq!(hint, "`harvest resume ses_0123456789ab` resumes it");
+    }
 
     #[test]
     fn broken_bridge_is_unavailable() {

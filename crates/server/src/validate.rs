@@ -53,7 +53,7 @@ fn limits(limits: &SandboxLimits) -> Result<(), ApiError> {
 }
 
 fn texts<'a>(mut texts: impl Iterator<Item = &'a String>) -> Result<(), ApiError> {
-    require(!texts.any(|text| text.contains('\0')), "the request contains a NUL byte")
+    require(!texts.any(|text| text.contains('\0')), "the request contains a NUL character")
 }
 
 fn env(env: &BTreeMap<String, String>) -> Result<(), ApiError> {

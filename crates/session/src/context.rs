@@ -35,7 +35,7 @@ impl Shared {
             return Ok(());
         }
         let what = format!("session {} runs on provider `{}`", session.id, session.provider);
-        let hint = "use a server that is set up with this provider";
+        let hint = "start the server with this provider, or create another session: `harvest run`";
         Err(SessionError::conflict("other_provider", what, hint))
     }
 }

@@ -22,7 +22,7 @@ use crate::{
 pub(crate) enum EphemeralError {
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
-    #[error("not done after {} s", .limit.as_secs())]
+    #[error("timed out after {} s", .limit.as_secs())]
     TimedOut { limit: Duration },
     #[error("{0}")]
     Other(String),

@@ -23,15 +23,15 @@ pub enum SessionError {
         hint: Cow<'static, str>,
     },
     #[error("{what}")]
-    Invalid { code: &'static str, what: String },
+    Invalid { code: &'static str, what: String, hint: Option<String> },
     /// Another server has taken over, or this one is stopping.
-    #[error("this server no longer drives the session")]
+    #[error("this server is shutting down, or another one has taken over its database")]
     Stopped,
-    #[error("the store failed")]
+    #[error("the database failed")]
     Store(#[source] StoreError),
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
-    #[error("the vault failed")]
+    #[error("cannot use the stored secrets")]
     Vault(#[from] harvest_gateway::vault::VaultError),
 }
 
@@ -55,7 +55,17 @@ impl SessionError {
     }
 
     pub(crate) fn invalid(code: &'static str, what: impl Into<String>) -> Self {
-        Self::Invalid { code, what: what.into() }
+        Self::Invalid { code, what: what.into(), hint: None }
+    }
+
+    /// Sets what to do about an invalid request.
+    pub(crate) fn with_hint(self, next: impl Into<String>) -> Self {
+        match self {
+            Self::Invalid { code, what, .. } => {
+                Self::Invalid { code, what, hint: Some(next.into()) }
+            }
+            other => other,
+        }
     }
 
     pub(crate) fn conflict(
@@ -84,7 +94,8 @@ impl Hint for SessionError {
                 let default = "`harvest doctor` shows whether the disk is full";
                 return error.hint().or(Some(default.into()));
             }
-            _ => return None,
+            Self::Vault(error) => return error.hint(),
+            Self::Invalid { hint, .. } => return hint.as_deref().map(Cow::Borrowed),
         };
         Some(hint.into())
     }
@@ -99,7 +110,7 @@ fn listing_hint(what: &str) -> &'static str {
         Some("secret") => "`harvest secret ls` lists secrets",
         Some("token") => "`harvest token ls` lists tokens",
         Some("prompt") => "`harvest queue ls SESSION` lists prompts",
-        Some("turn") => "`harvest show SESSION` lists turns",
+        Some("turn") => "`harvest turns SESSION` lists turns",
         _ => "`harvest ls` lists sessions",
     }
 }
@@ -119,7 +130,7 @@ impl From<StoreError> for SessionError {
                 what: format!("{what} already exists"),
                 hint: "use another name, or the existing one".into(),
             },
-            StoreError::TooLarge { what } => Self::Invalid { code: "too_large", what },
+            StoreError::TooLarge { what } => Self::invalid("too_large", what),
             StoreError::LeaseLost | StoreError::Closed => Self::Stopped,
             other => Self::Store(other),
         }

@@ -83,7 +83,10 @@ pub(crate) async fn answer(
 ) -> Result<Response<Body>, Abort> {
     let (parts, body) = request.into_parts();
     let Some((access, wanted)) = find(&door.policy.repositories, &parts) else {
-        return Ok(http::text(StatusCode::NOT_FOUND, "this session does not have that repository"));
+        return Ok(http::text(
+            StatusCode::NOT_FOUND,
+            "this session does not have that repository; start one with `harvest run -r REPOSITORY`",
+        ));
     };
     if wanted == GitRequest::Push {
         return push::answer(Arc::clone(&door), access.clone(), parts, body).await;

@@ -62,7 +62,9 @@ impl Commands {
                 return Some("this session has read-only access".to_owned());
             };
             if command.reference != format!("refs/heads/{branch}") {
-                return Some(format!("this session may only push to the branch {branch}"));
+                return Some(format!(
+                    "this session may only push to its branch: git push origin HEAD:{branch}"
+                ));
             }
             command.deletes().then(|| "this session may not delete its branch".to_owned())
         };
@@ -323,7 +325,7 @@ mod tests {
             panic!("does not parse")
         };
         let refusal = read.refusal(&read.objections(Some("mine"))).unwrap();
-        let expected = "000eunpack ok\n0045ng refs/heads/main this session may only push to the branch mine\n0000";
+        let expected = "000eunpack ok\n005bng refs/heads/main this session may only push to its branch: git push origin HEAD:mine\n0000";
         assert_eq!(String::from_utf8(refusal).unwrap(), expected);
     }
 

@@ -175,7 +175,7 @@ async fn push_elsewhere_is_refused_with_reason() {
         let (ok, output) = setup.push(content, &[&["origin"], references].concat()).await;
         assert!(!ok && output.contains("remote rejected"), "{references:?}: {output}");
         assert!(
-            output.contains("this session may only push to the branch harvest/fix-it"),
+            output.contains("push to its branch: git push origin HEAD:harvest/fix-it"),
             "{output}"
         );
         assert_eq!(setup.remote_heads().await, before, "{references:?}");

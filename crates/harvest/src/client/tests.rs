@@ -40,11 +40,3 @@ fn names_that_change_the_path_are_refused() {
         assert!(path_segment(bad).is_err(), "{bad}");
     }
 }
-
-#[test]
-fn hints_name_the_session_of_the_request() {
-    let hint = || "`harvest turns SESSION` lists them".to_owned();
-    let filled = fill_in_session(hint(), "/v1/sessions/ses_4kq2aaaaaaaa/fork");
-    assert_eq!(filled, "`harvest turns ses_4kq2aaaaaaaa` lists them");
-    assert_eq!(fill_in_session(hint(), "/v1/sessions"), hint());
-}

@@ -101,8 +101,13 @@ async fn add(
 ) -> Result<(Repository, bool)> {
     let folder = Path::new(&request.url);
     if !request.url.contains("://") && !folder.is_dir() {
-        let hint = "name a folder, or an http or https URL";
-        bail!(Advice::new(format!("there is no folder `{}`", request.url), hint));
+        let what = match request.url.contains(':') {
+            true => format!("`{}` is not an http or https URL", request.url),
+            false => format!("there is no folder `{}`", request.url),
+        };
+        let hint = "name a folder, or a URL such as https://HOST/PATH; `--secret NAME` reads a \
+                    private one";
+        bail!(Advice::new(what, hint));
     }
     if request.url.contains("://") {
         let added =

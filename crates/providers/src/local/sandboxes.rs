@@ -87,15 +87,15 @@ impl SandboxProvider for Local {
     }
 
     async fn connect(&self, sandbox: &SandboxId) -> Result<Box<dyn BridgeStream>, SandboxError> {
-        let stream = connect(&self.running(sandbox).await?.bridge).await.map_err(|error| {
-            SandboxError::failed(format!("cannot connect to the supervisor of {sandbox}"), error)
-        })?;
+        let stream = connect(&self.running(sandbox).await?.bridge)
+            .await
+            .map_err(|error| SandboxError::failed(format!("cannot connect to {sandbox}"), error))?;
         Ok(Box::new(stream))
     }
 
     async fn listen(&self, sandbox: &SandboxId) -> Result<Box<dyn DoorListener>, SandboxError> {
         let socket = DoorSocket::bind(&self.running(sandbox).await?.door).map_err(|error| {
-            SandboxError::failed(format!("cannot open the door of {sandbox}"), error)
+            SandboxError::failed(format!("cannot open the network of {sandbox}"), error)
         })?;
         Ok(Box::new(socket))
     }

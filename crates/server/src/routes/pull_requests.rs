@@ -28,7 +28,8 @@ async fn pull_request_get(
     let pull_request = found.repositories.into_iter().find_map(|one| one.pr);
     pull_request.map(Json).ok_or_else(|| {
         let detail = format!("session {session} has no pull request yet");
-        ApiError::new(StatusCode::NOT_FOUND, "no_pr", detail)
-            .hint("it is opened when the session pushes its branch")
+        ApiError::new(StatusCode::NOT_FOUND, "no_pr", detail).hint(
+            "it is opened when the session pushes: `harvest send SESSION \"commit and push\"`",
+        )
     })
 }

@@ -52,16 +52,16 @@ pub enum BridgeError {
     /// The connection is gone, and the outcome of the request is unknown.
     #[error("the connection to the sandbox was lost")]
     Lost,
-    #[error("the supervisor did not answer: {reason}")]
+    #[error("the sandbox did not answer: {reason}")]
     HandshakeFailed { reason: String },
-    #[error("the supervisor refused: {0}")]
+    #[error("the sandbox refused: {0}")]
     Fault(Fault),
-    #[error("the supervisor sent an unexpected reply")]
+    #[error("the sandbox sent an unexpected reply")]
     UnexpectedReply,
     #[error("longer than {limit} bytes")]
     TooLong { limit: usize },
     #[error(
-        "the sandbox's supervisor speaks version {theirs} of the bridge, this server {VERSION}"
+        "the sandbox was started by another version of Harvest (bridge {theirs}, not {VERSION})"
     )]
     OtherVersion { theirs: u32 },
 }
@@ -316,12 +316,15 @@ async fn read_welcome(
 ) -> Result<Status, BridgeError> {
     loop {
         let failed = |reason: &str| BridgeError::HandshakeFailed { reason: reason.to_owned() };
-        match decoder.take::<FromSupervisor>().map_err(|_| failed("not the bridge protocol"))? {
+        match decoder
+            .take::<FromSupervisor>()
+            .map_err(|_| failed("it does not speak this protocol"))?
+        {
             Some(Frame::Control(FromSupervisor::Welcome { version, .. })) if version != VERSION => {
                 return Err(BridgeError::OtherVersion { theirs: version });
             }
             Some(Frame::Control(FromSupervisor::Welcome { status, .. })) => return Ok(status),
-            Some(_) => return Err(failed("not the bridge protocol")),
+            Some(_) => return Err(failed("it does not speak this protocol")),
             None => {}
         }
         if !reader::read_more(read, decoder).await {

@@ -17,11 +17,13 @@ impl Decider<'_> {
         }
         match &self.state.sandbox {
             SandboxState::Starting { since, .. } if now.since(*since) >= timeouts.boot => {
-                let detail = format!("not started after {} s", timeouts.boot.as_secs());
+                let detail =
+                    format!("the sandbox did not start within {} s", timeouts.boot.as_secs());
                 self.failed_to_start(StateReason::StartTimeout, detail, true, timeouts.breaker);
             }
             SandboxState::Booting { since, .. } if now.since(*since) >= timeouts.boot => {
-                let detail = format!("not ready after {} s", timeouts.boot.as_secs());
+                let detail =
+                    format!("the sandbox was not ready within {} s", timeouts.boot.as_secs());
                 self.boot_failed(StateReason::BootTimeout, detail, true);
             }
             SandboxState::Booting { link: LinkState::Down { since }, .. }
@@ -35,7 +37,11 @@ impl Decider<'_> {
                 ..
             } if now.since(*since) >= timeouts.stop => {
                 let reason = StateReason::Stopped.into();
-                self.stop_abruptly(TurnOutcome::Stopped, "the stop was not confirmed", reason);
+                self.stop_abruptly(
+                    TurnOutcome::Stopped,
+                    "the agent did not confirm the stop in time",
+                    reason,
+                );
             }
             SandboxState::Ready { activity: Activity::Turn(turn), .. }
                 if now.since(turn.since) >= timeouts.turn =>

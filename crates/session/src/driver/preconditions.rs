@@ -12,7 +12,7 @@ pub(super) fn check_preconditions(state: &State, input: &Input) -> Result<(), Se
         Input::PromptQueued { .. } if archived => Err(SessionError::conflict(
             "archived",
             "the session is archived",
-            "resume it first, or create another",
+            "`harvest resume SESSION` resumes it, `harvest fork SESSION` continues in another one",
         )),
         Input::PromptCancelled { prompt } | Input::PromptMoved { prompt, .. }
             if !state.queue.contains(prompt) =>
@@ -20,25 +20,25 @@ pub(super) fn check_preconditions(state: &State, input: &Input) -> Result<(), Se
             Err(SessionError::conflict(
                 "not_queued",
                 format!("prompt {prompt} is not queued"),
-                "only queued prompts can be moved or cancelled; stop the turn instead",
+                "`harvest queue ls SESSION` lists queued prompts; `harvest stop SESSION` stops a running one",
             ))
         }
         Input::Pause | Input::Archive | Input::Restore { .. } if save_unknown => {
             Err(SessionError::conflict(
                 "save_unknown",
                 "the outcome of the last save is unknown",
-                "resume the session: it retries the save first",
+                "`harvest resume SESSION` tries to save it again, then resumes",
             ))
         }
         Input::Pause | Input::Terminate if archived => Err(SessionError::conflict(
             "archived",
             "the session is archived",
-            "it has no sandbox any more",
+            "it has no sandbox; `harvest resume SESSION` starts one",
         )),
         Input::Restore { .. } if archived => Err(SessionError::conflict(
             "archived",
             "the session is archived",
-            "resume it first, or fork it",
+            "`harvest resume SESSION` resumes it, `harvest fork SESSION@TURN` continues in another one",
         )),
         Input::Pause
             if matches!(state.sandbox, SandboxState::Absent) && state.latest_snapshot.is_none() =>
@@ -46,7 +46,7 @@ pub(super) fn check_preconditions(state: &State, input: &Input) -> Result<(), Se
             Err(SessionError::conflict(
                 "nothing_to_save",
                 "the session has never had a sandbox",
-                "send it a prompt",
+                "`harvest send SESSION PROMPT` starts its sandbox",
             ))
         }
         // Code in the sandbox can report, and each report is stored.

@@ -107,11 +107,10 @@ impl Repositories {
         let access = self.git_access(repository, None);
         let checked = self.shared.sandboxes.doors.check_remote(&access).await;
         checked.map_err(|why| {
-            let url = &access.url;
-            let what = format!(
-                "{url} is not registered: {why}; check the URL, or name a secret that may read it"
-            );
-            SessionError::invalid("remote_unavailable", what)
+            let what = format!("{} is not registered: {why}", access.url);
+            SessionError::invalid("remote_unavailable", what).with_hint(
+                "check the URL; `harvest repo add URL --secret NAME` reads a private one",
+            )
         })?;
         match &repository.base {
             Some(base) => self.check_branch(repository, base).await,
@@ -135,8 +134,8 @@ impl Repositories {
             true => format!("`git ls-remote --heads {url}` lists its branches"),
             false => "switch to it in the folder, then name the folder with -r".to_owned(),
         };
-        let what = format!("branch {branch} does not exist in {name}; {hint}");
-        Err(SessionError::invalid("no_branch", what))
+        let what = format!("branch {branch} does not exist in {name}");
+        Err(SessionError::invalid("no_branch", what).with_hint(hint))
     }
 
     /// Lists all repositories by name.
@@ -184,7 +183,7 @@ impl Repositories {
             error @ StoreError::InUse { .. } => SessionError::conflict(
                 "in_use",
                 error.to_string(),
-                "delete those sessions first: `harvest ls` shows them",
+                "`harvest ls --all` lists sessions, `harvest rm` removes them",
             ),
             other => other.into(),
         })?;

@@ -174,12 +174,12 @@ impl From<SlotRefusal> for SandboxError {
             Limit::Closed => "try again in a moment",
             _ if releasing => "an idle session is freeing its slot: try again in a moment",
             Limit::Sandboxes(_) => {
-                "stop one with `harvest sandbox stop SANDBOX` or `harvest pause SESSION` \
-                 (`harvest sandbox ls` lists them), or raise `limits.sandboxes`"
+                "`harvest sandbox ls` lists them: stop one with `harvest sandbox stop` or \
+                 `harvest pause`, or raise `limits.sandboxes`"
             }
             Limit::User(_) => {
-                "stop one with `harvest sandbox stop SANDBOX` or `harvest pause SESSION` \
-                 (`harvest sandbox ls` lists them), or raise `limits.sandboxes_per_user`"
+                "`harvest sandbox ls` lists them: stop one with `harvest sandbox stop` or \
+                 `harvest pause`, or raise `limits.sandboxes_per_user`"
             }
         };
         Self::LimitReached { limit, hint, releasing }

@@ -74,10 +74,11 @@ impl Sandboxes {
         let stream = self.provider.connect(sandbox).await?;
         let opened = Bridge::open(stream, BridgeRole::Client, None).await;
         let opened = opened.map_err(|error| SandboxError::Failed {
-            doing: format!("cannot connect to the supervisor of {sandbox}"),
+            doing: format!("cannot connect to {sandbox}"),
             hint: matches!(error, BridgeError::OtherVersion { .. }).then(|| {
-                "restart the sandbox for this version's supervisor: `harvest sandbox stop`, then `harvest sandbox start`"
-                    .to_owned()
+                format!(
+                    "restart it: `harvest sandbox stop {sandbox}`, then `harvest sandbox start {sandbox}`"
+                )
             }),
             source: error.into(),
         })?;

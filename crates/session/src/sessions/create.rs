@@ -134,7 +134,7 @@ impl Sessions {
             Some(session) => Err(SessionError::conflict(
                 "key_taken",
                 format!("key `{key}` is already used by session {session}"),
-                "use that session, or choose another key",
+                "`harvest send KEY PROMPT` continues that session; or choose another key",
             )),
         }
     }
@@ -281,7 +281,7 @@ fn check_env(env: &BTreeMap<String, String>) -> Result<(), SessionError> {
             return invalid(format!("`{name}` is reserved: names cannot start with `HARVEST_`"));
         }
         if value.contains('\0') {
-            return invalid(format!("the value of `{name}` contains a zero byte"));
+            return invalid(format!("the value of `{name}` contains a NUL character"));
         }
     }
     let bytes: usize = env.iter().map(|(name, value)| name.len() + value.len()).sum();

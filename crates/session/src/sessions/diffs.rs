@@ -107,7 +107,7 @@ impl Sessions {
             return Err(SessionError::conflict(
                 "no_disks",
                 "the sandbox provider cannot compare disks",
-                "leave out `--sandbox`",
+                "`harvest diff SESSION` compares the checkouts",
             ));
         };
         let after = history.snapshot(to)?;
@@ -199,7 +199,8 @@ impl SessionHistory {
         let turn = found.ok_or_else(|| SessionError::missing(format!("turn {number}")))?;
         if turn.outcome.is_none() {
             let what = format!("turn {number} has not ended");
-            let hint = "wait for it to end, or leave out `to` for the current state";
+            let hint =
+                "wait for it to end, or compare with the current state: `harvest diff SESSION`";
             return Err(SessionError::conflict("not_ended", what, hint));
         }
         Ok(turn)
@@ -211,7 +212,7 @@ impl SessionHistory {
     }
 
     fn snapshot(&self, point: DiffPoint) -> Result<SnapshotId, SessionError> {
-        let hint = "`harvest turns` shows the turns that have a snapshot";
+        let hint = "`harvest turns SESSION` shows the turns that have a snapshot";
         let gone = |what: String| SessionError::conflict("no_snapshot", what, hint);
         match point {
             DiffPoint::Now => {

@@ -104,7 +104,7 @@ pub(super) fn not_ready(session: &SessionId) -> SessionError {
     SessionError::conflict(
         "not_ready",
         format!("session {session} has no running sandbox, and none could be started"),
-        "`harvest show` says why; `harvest resume` starts it again",
+        "`harvest show SESSION` says why; `harvest resume SESSION` starts it again",
     )
 }
 

@@ -124,7 +124,7 @@ impl Sessions {
             SessionError::conflict(
                 "nothing_to_save",
                 "the session's sandbox holds no work yet",
-                "send it a prompt",
+                "`harvest send SESSION PROMPT` gives it work",
             )
         })
     }
@@ -146,7 +146,7 @@ impl Sessions {
             _ => Err(SessionError::conflict(
                 "resumed",
                 "the session was resumed meanwhile",
-                "pause it again",
+                "`harvest pause SESSION` pauses it again",
             )),
         }
     }
@@ -203,7 +203,7 @@ fn save_unknown(detail: &str) -> SessionError {
     SessionError::conflict(
         "save_unknown",
         format!("the outcome of the last save is unknown: {detail}"),
-        "resume the session: it retries the save first",
+        "`harvest resume SESSION` tries to save it again, then resumes",
     )
 }
 

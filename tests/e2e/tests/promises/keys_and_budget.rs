@@ -32,7 +32,7 @@ async fn run_without_key_starts_nothing() {
     assert_eq!(response.status(), 409);
     assert!(response.text().await.unwrap().contains("\"no_key\""));
     let doctor = host.harvest(["doctor"]);
-    assert!(doctor.stdout.contains("model-key") && doctor.stdout.contains(SET_KEY), "{doctor:?}");
+    assert!(doctor.stdout.contains("model_key") && doctor.stdout.contains(SET_KEY), "{doctor:?}");
 }
 
 #[tokio::test]

@@ -46,10 +46,18 @@ impl CommandOutcome {
                 let code = 128u8.wrapping_add(u8::try_from(signal & 0x7f).unwrap_or(0));
                 (code, Status::Error, None)
             }
-            Exit::Timeout => {
-                (124, Status::Timeout, Some("timeout: the command and its children were killed"))
-            }
-            Exit::Oom => (137, Status::Oom, Some("oom: the memory limit was reached")),
+            Exit::Timeout => (
+                124,
+                Status::Timeout,
+                Some(
+                    "timeout: the command and its children were killed; `--timeout` sets the limit",
+                ),
+            ),
+            Exit::Oom => (
+                137,
+                Status::Oom,
+                Some("oom: the memory limit was reached; `--memory` sets it for a new sandbox"),
+            ),
             Exit::Killed => (137, Status::Error, Some("killed")),
         };
         Self { code, status, millis, error: error.map(str::to_owned) }

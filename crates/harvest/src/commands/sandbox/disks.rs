@@ -22,7 +22,7 @@ pub(super) async fn restore(ctx: &Invocation, backend: &Backend, what: &[String]
     match what {
         [snapshot] => restore_new(ctx, backend, snapshot).await,
         [sandbox, snapshot] => restore_in_place(ctx, backend, sandbox, snapshot).await,
-        _ => bail!("expected one or two arguments"),
+        _ => unreachable!("clap takes one or two arguments"),
     }
 }
 
