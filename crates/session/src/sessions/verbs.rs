@@ -1,8 +1,8 @@
 //! The verbs of a session: prompt, stop, pause, resume, terminate, restore, archive.
 
 use harvest_proto::{
-    PromptId, PromptText, SessionId, SnapshotId,
-    api::{CreatePrompt, Prompt},
+    AgentName, PromptId, PromptText, SessionId, SnapshotId,
+    api::{CreatePrompt, Prompt, Session},
     bridge::Author,
 };
 use harvest_store::NewPrompt;
@@ -12,6 +12,7 @@ use crate::{
     decide::{Input, Mode, SandboxState, State},
     driver::{Command, DriverHandle, PromptCommand},
     error::SessionError,
+    sandboxes::StartFrom,
     wall_clock::now,
 };
 
@@ -30,8 +31,9 @@ impl Sessions {
         user: Author,
     ) -> Result<Prompt, SessionError> {
         if let Some(agent) = create.agent {
-            let model = self.get(session).await?.model;
-            self.check_model_key(agent, model.as_ref()).await?;
+            let session = self.get(session).await?;
+            self.check_other_agent(agent, &session).await?;
+            self.check_model_key(agent, session.model.as_ref()).await?;
         }
         let new = new_prompt(create.text, create.author.unwrap_or(user));
         let (title, now, agent) = (title(&new.text), create.now, create.agent);
@@ -41,6 +43,28 @@ impl Sessions {
             Command::Prompt(Box::new(PromptCommand { new, title, now, agent, writes, reply }))
         };
         self.not_found_if_deleted(session, handle.call(command).await).await
+    }
+
+    /// Refuses an agent that the session's disk does not have.
+    async fn check_other_agent(
+        &self,
+        agent: AgentName,
+        session: &Session,
+    ) -> Result<(), SessionError> {
+        let repositories = &self.shared.repositories;
+        let repository = match session.repositories.first() {
+            Some(first) => Some(repositories.get(&first.name).await?),
+            None => None,
+        };
+        let disk = match session.snapshot_id.as_ref() {
+            Some(id) => {
+                let provider = &self.shared.sandboxes.provider;
+                let exists = provider.can_start_from(&StartFrom::Snapshot(id.clone())).await?;
+                exists.then_some(id)
+            }
+            None => None,
+        };
+        Ok(repositories.check_agent(agent, repository.as_ref(), disk).await?)
     }
 
     /// Applies an input, and returns the handle to wait for its outcome.

@@ -31,10 +31,15 @@ async fn prompt_can_change_the_sessions_agent() {
     let sessions = harness.serve().await;
     let id = harness.session(&sessions, Some("first")).await.id;
     until_state(&sessions, &id, SessionState::Idle).await;
-    let (text, agent) = ("second".parse().unwrap(), Some(AgentName::Scripted));
-    let create = CreatePrompt { text, now: false, author: None, agent };
-    sessions.prompt(&id, create, ada()).await.unwrap();
+    let with = |agent| {
+        let text = "second".parse().unwrap();
+        CreatePrompt { text, now: false, author: None, agent: Some(agent) }
+    };
+    sessions.prompt(&id, with(AgentName::Scripted), ada()).await.unwrap();
     assert_eq!(sessions.get(&id).await.unwrap().agent, AgentName::Scripted);
+    harness.fake.remove_agent("codex");
+    let refused = sessions.prompt(&id, with(AgentName::Codex), ada()).await.unwrap_err();
+    assert_eq!(refused.code(), "agent_missing");
 }
 
 #[tokio::test]
