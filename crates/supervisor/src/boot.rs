@@ -22,7 +22,7 @@ use harvest_proto::{
 
 use self::failure::PhaseError;
 use crate::{
-    agents::AgentContext,
+    agents::{self, AgentContext},
     app, capture,
     git::{Git, Synced},
     outbox::Outbox,
@@ -129,22 +129,20 @@ impl BootRunner {
     /// Writes `/app` and what agents look for in their user's home. A session works without either,
     /// so a failure is only a warning.
     async fn prepare_agents(&self, boot: &Boot, user: &User) {
-        if boot.agent.is_none() {
-            return;
-        }
+        let Some(agent) = &boot.agent else { return };
         let workspace = self.sandbox.workspace();
         let folder = |checkout: &Checkout| format!("{workspace}/{}", checkout.folder);
         let mut folders: Vec<String> = boot.repositories.iter().map(folder).collect();
-        let mut warnings = Vec::new();
-        if let Some(app) = &self.sandbox.app {
-            let checkouts: Vec<&Path> = folders.iter().map(Path::new).collect();
-            match app::write(app, boot, &primary(&self.sandbox, boot), &checkouts) {
-                Ok(unusable) => warnings = unusable,
-                Err(error) => warnings.push(format!("cannot write {APP_FOLDER}: {error}")),
+        let (servers, mut warnings) = app::servers(&folders);
+        if let Some(folder) = &self.sandbox.app {
+            let (cwd, opencode) = (primary(&self.sandbox, boot), agents::opencode_config(agent));
+            let content = app::Content { boot, cwd, servers: &servers, opencode };
+            if let Err(error) = app::write(folder, content) {
+                warnings.push(format!("cannot write {APP_FOLDER}: {error}"));
             }
         }
         folders.push(workspace);
-        if let Err(why) = self.write_user_files(&folders, user).await {
+        if let Err(why) = self.write_user_files(app::user_files(&folders, &servers), user).await {
             warnings.push(format!("cannot write the agents' settings: {why}"));
         }
         for message in warnings {
@@ -153,9 +151,13 @@ impl BootRunner {
     }
 
     /// The user writes the files: where a link of its home leads, its own rights decide.
-    async fn write_user_files(&self, folders: &[String], user: &User) -> Result<(), String> {
+    async fn write_user_files(
+        &self,
+        files: [(&'static str, String); 3],
+        user: &User,
+    ) -> Result<(), String> {
         let mut argv: Vec<String> = ["sh", "-c", WRITE_MISSING, "sh"].map(str::to_owned).into();
-        for (name, text) in app::user_files(folders) {
+        for (name, text) in files {
             argv.extend([name.to_owned(), text]);
         }
         let home = self.sandbox.env(user).remove("HOME").unwrap_or_else(|| user.home.clone());

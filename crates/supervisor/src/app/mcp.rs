@@ -6,6 +6,8 @@ use std::{fs, io::Read, path::Path};
 use harvest_proto::door::MCP_NAME;
 use serde_json::{Map, Value, json};
 
+use super::Servers;
+
 /// Files of a repository that list servers; a later one wins.
 const FILES: [&str; 2] = [".mcp.json", ".harvest/mcp.json"];
 
@@ -14,11 +16,13 @@ const MAX_BYTES: u64 = 256 * 1024;
 
 /// The servers by name, and warnings about files that cannot be used.
 pub(super) fn servers(
-    checkouts: &[&Path],
+    checkouts: &[String],
     installed: impl Fn(&str) -> bool,
-) -> (Map<String, Value>, Vec<String>) {
+) -> (Servers, Vec<String>) {
     let (mut servers, mut warnings) = (stock(installed), Vec::new());
-    for path in checkouts.iter().flat_map(|checkout| FILES.map(|file| checkout.join(file))) {
+    for path in
+        checkouts.iter().flat_map(|checkout| FILES.map(|file| Path::new(checkout).join(file)))
+    {
         match read(&path) {
             Ok(found) => servers.extend(found),
             Err(why) => {
@@ -34,7 +38,7 @@ pub(super) fn servers(
 }
 
 /// The servers of the image `full`, which use Debian's Chromium.
-fn stock(installed: impl Fn(&str) -> bool) -> Map<String, Value> {
+fn stock(installed: impl Fn(&str) -> bool) -> Servers {
     let all = json!({
         "filesystem": { "command": "mcp-server-filesystem", "args": ["/workspace"] },
         "playwright": {
@@ -60,7 +64,7 @@ fn stock(installed: impl Fn(&str) -> bool) -> Map<String, Value> {
 }
 
 /// The servers of one file; none if there is no such file.
-fn read(path: &Path) -> Result<Map<String, Value>, String> {
+fn read(path: &Path) -> Result<Servers, String> {
     // A link could lead to a device that never ends, or out of the repository.
     match fs::symlink_metadata(path) {
         Ok(found) if found.is_file() => {}
@@ -89,7 +93,8 @@ mod tests {
         write(".mcp.json", r#"{"mcpServers": {"a": {"command": "one"}, "b": {"command": "b"}}}"#);
         let own = r#"{"mcpServers": {"a": {"command": "two"}, "harvest": {"command": "false"}}}"#;
         write(".harvest/mcp.json", own);
-        let (servers, warnings) = servers(&[folder.path()], |name| name == "playwright-mcp");
+        let (servers, warnings) =
+            servers(&[folder.path().display().to_string()], |name| name == "playwright-mcp");
         assert_eq!(servers.keys().collect::<Vec<_>>(), ["a", "b", "harvest", "playwright"]);
         let tools = json!({ "type": "http", "url": "http://mcp.harvest.internal/mcp" });
         assert_eq!(servers["harvest"], tools);
@@ -102,11 +107,11 @@ mod tests {
         let path = folder.path().join(".mcp.json");
         for text in ["", "[]", r#"{"mcpServers": []}"#, r#"{"mcpServers": {"a": 1}}"#] {
             fs::write(&path, text).unwrap();
-            let (servers, warnings) = servers(&[folder.path()], |_| false);
+            let (servers, warnings) = servers(&[folder.path().display().to_string()], |_| false);
             assert_eq!((servers.len(), warnings.len()), (1, 1), "{text}");
         }
         fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink("/dev/zero", path).unwrap();
-        assert_eq!(servers(&[folder.path()], |_| false).1.len(), 1);
+        assert_eq!(servers(&[folder.path().display().to_string()], |_| false).1.len(), 1);
     }
 }

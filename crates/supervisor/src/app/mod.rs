@@ -10,10 +10,9 @@ use std::{io, os::fd::OwnedFd, path::Path};
 
 use harvest_proto::bridge::Boot;
 use rustix::fs::{Mode, OFlags};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 pub(crate) use self::shell::{env, user_files};
-use crate::agents::opencode_config;
 
 /// Rules that every agent follows.
 const RULES: &str = include_str!("AGENTS.md");
@@ -32,26 +31,38 @@ pub(crate) fn instructions(cwd: &str) -> String {
     format!("{RULES}\nYour working directory is {cwd}.\n")
 }
 
-/// Writes all files; returns warnings about files of the repositories that cannot be used.
-pub(crate) fn write(
-    folder: &OwnedFd,
-    boot: &Boot,
-    cwd: &str,
-    checkouts: &[&Path],
-) -> io::Result<Vec<String>> {
-    let installed = |program: &str| Path::new("/usr/local/bin").join(program).exists();
-    let (servers, warnings) = mcp::servers(checkouts, installed);
-    let mut opencode = boot.agent.as_ref().map_or(Value::Null, opencode_config);
-    opencode["mcp"] = opencode::servers(&servers).into();
+/// MCP servers by name, as in `.mcp.json`.
+pub(crate) type Servers = Map<String, Value>;
+
+/// What the files depend on.
+pub(crate) struct Content<'a> {
+    pub(crate) boot: &'a Boot,
+    /// Where the agent works.
+    pub(crate) cwd: String,
+    pub(crate) servers: &'a Servers,
+    /// OpenCode's configuration without MCP servers.
+    pub(crate) opencode: Value,
+}
+
+/// The MCP servers of the image and of these checkouts, and warnings about files that cannot be
+/// used.
+pub(crate) fn servers(checkouts: &[String]) -> (Servers, Vec<String>) {
+    mcp::servers(checkouts, |program| Path::new("/usr/local/bin").join(program).exists())
+}
+
+/// Writes all files.
+pub(crate) fn write(folder: &OwnedFd, content: Content<'_>) -> io::Result<()> {
+    let Content { boot, cwd, servers, mut opencode } = content;
+    opencode["mcp"] = opencode::servers(servers).into();
     for (name, text) in [
-        ("AGENTS.md", instructions(cwd)),
+        ("AGENTS.md", instructions(&cwd)),
         ("mcp.json", pretty(&json!({ "mcpServers": servers }))),
         ("opencode.json", pretty(&opencode)),
         ("memory-seed.json", pretty(&memory_seed(boot))),
     ] {
         write_file(folder, name, &text)?;
     }
-    Ok(warnings)
+    Ok(())
 }
 
 fn write_file(folder: &OwnedFd, name: &str, text: &str) -> io::Result<()> {

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::OPENCODE_CONFIG;
+use super::{OPENCODE_CONFIG, Servers};
 
 /// The key that agents send; the gateway replaces it.
 const PLACEHOLDER_KEY: &str = "held-by-the-gateway";
@@ -34,11 +34,11 @@ pub(crate) fn env() -> impl Iterator<Item = (String, String)> {
 
 /// Files below the home folder with their content. An existing one is left alone: it belongs to the
 /// user or to the agent's own state.
-pub(crate) fn user_files(folders: &[String]) -> [(&'static str, String); 3] {
+pub(crate) fn user_files(folders: &[String], servers: &Servers) -> [(&'static str, String); 3] {
     [
         (".claude.json", claude_state(folders).to_string()),
         (".claude/settings.json", claude_settings().to_string()),
-        (".codex/config.toml", codex_config(folders)),
+        (".codex/config.toml", codex_config(folders, servers)),
     ]
 }
 
@@ -67,7 +67,7 @@ fn claude_settings() -> Value {
 }
 
 /// The model through the door, everything allowed, no request besides.
-fn codex_config(folders: &[String]) -> String {
+fn codex_config(folders: &[String], servers: &Servers) -> String {
     let mut text = String::from(
         r#"model_provider = "harvest"
 approval_policy = "never"
@@ -92,7 +92,30 @@ supports_websockets = false
     for folder in folders {
         text += &format!("\n[projects.{}]\ntrust_level = \"trusted\"\n", json!(folder));
     }
+    text.extend(servers.iter().filter_map(codex_server));
     text
+}
+
+/// A server of `.mcp.json` as a table. A JSON string is one of TOML too.
+fn codex_server((name, server): (&String, &Value)) -> Option<String> {
+    let table = |key: &str| {
+        let entries = server[key].as_object().into_iter().flatten();
+        let entries = entries.filter(|(_, value)| value.is_string());
+        let entries = entries.map(|(name, value)| format!("{} = {value}", json!(name)));
+        format!("{{ {} }}", entries.collect::<Vec<_>>().join(", "))
+    };
+    let how = match (&server["command"], &server["url"]) {
+        (command @ Value::String(_), _) => {
+            let arguments = server["args"].as_array().into_iter().flatten();
+            let arguments: Value = arguments.filter(|one| one.is_string()).cloned().collect();
+            format!("command = {command}\nargs = {arguments}\nenv = {}\n", table("env"))
+        }
+        (_, url @ Value::String(_)) => {
+            format!("url = {url}\nhttp_headers = {}\n", table("headers"))
+        }
+        _ => return None,
+    };
+    Some(format!("\n[mcp_servers.{}]\n{how}", json!(name)))
 }
 
 #[cfg(test)]
@@ -101,11 +124,35 @@ mod tests {
 
     #[test]
     fn claude_trusts_folders_and_key() {
-        let [(_, state), ..] = user_files(&["/workspace/shop".to_owned()]);
+        let [(_, state), ..] = user_files(&["/workspace/shop".to_owned()], &Map::new());
         let state: Value = serde_json::from_str(&state).unwrap();
         assert_eq!(state["projects"]["/workspace/shop"]["hasTrustDialogAccepted"], true);
         let key = env().find(|(name, _)| name == "ANTHROPIC_API_KEY").unwrap().1;
         let approved = state["customApiKeyResponses"]["approved"][0].as_str().unwrap();
         assert!(key.ends_with(approved) && approved.len() <= 20);
+    }
+
+    #[test]
+    fn codex_gets_the_same_servers() {
+        let servers = json!({
+            "local": {"command": "run", "args": ["-x"], "env": {"A": "b \"c\""}},
+            "remote": {"url": "https://h/mcp", "headers": {"K": "v"}},
+            "neither": {},
+        });
+        let text = codex_config(&[], servers.as_object().unwrap());
+        let tables = &text[text.find("\n[mcp_servers").unwrap()..];
+        assert_eq!(
+            tables,
+            r#"
+[mcp_servers."local"]
+command = "run"
+args = ["-x"]
+env = { "A" = "b \"c\"" }
+
+[mcp_servers."remote"]
+url = "https://h/mcp"
+http_headers = { "K" = "v" }
+"#
+        );
     }
 }
