@@ -40,6 +40,7 @@ mod sandboxes;
 mod secrets;
 mod session_output;
 mod shutdown;
+mod slow_readers;
 mod standalone_sandboxes;
 mod stop;
 mod storm;
