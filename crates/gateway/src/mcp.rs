@@ -1,7 +1,7 @@
 //! The tools door: `http://mcp.harvest.internal/mcp` serves the session's tools by MCP's streamable
-//! HTTP, without state: a request is one JSON-RPC message, its response one JSON document, and there
-//! are no sessions and no event streams. So a client notices a restart of the server only as a
-//! connection that waits at the door. What a tool does is up to [`Tools`].
+//! HTTP, without state: a request is one JSON-RPC message, its response one JSON document, and
+//! there are no sessions and no event streams. So a client notices a restart of the server only as
+//! a connection that waits at the door. What a tool does is up to [`Tools`].
 
 use std::sync::Arc;
 

@@ -9,9 +9,9 @@ word_enum!(
         /// Claude Code.
         #[default]
         Claude = "claude",
-        /// OpenCode.
+        /// OpenCode, by the Agent Client Protocol.
         Opencode = "opencode",
-        /// Codex.
+        /// Codex, by its app-server.
         Codex = "codex",
         /// Plays the script in a prompt; needs no model and only a shell in the image.
         Scripted = "scripted",

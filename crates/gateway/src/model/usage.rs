@@ -1,5 +1,5 @@
-//! Counts the tokens of a response while it is forwarded. Changes no bytes. The four counts mean the
-//! same for all APIs: input is what was neither read from a cache nor written to one.
+//! Counts the tokens of a response while it is forwarded. Changes no bytes. The four counts mean
+//! the same for all APIs: input is what was neither read from a cache nor written to one.
 
 mod anthropic;
 mod openai;

@@ -1,5 +1,5 @@
-//! What an agent's adapter says about its tools, its plan and its MCP servers, in words that are the
-//! same for every agent.
+//! What an agent's adapter says about its tools, its plan and its MCP servers, in words that are
+//! the same for every agent.
 
 use serde::{Deserialize, Serialize};
 
@@ -34,9 +34,9 @@ word_enum!(
         /// Not started.
         #[default]
         Pending = "pending",
-        /// Started.
+        /// Being done now.
         InProgress = "in_progress",
-        /// Done.
+        /// Nothing is left to do.
         Completed = "completed",
     }
 );

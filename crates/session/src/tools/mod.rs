@@ -1,5 +1,5 @@
-//! The tools that a session's agent calls at the tools door of the gateway. One file per topic; each
-//! tool has a definition, which agents read, and an operation.
+//! The tools that a session's agent calls at the tools door of the gateway. One file per topic;
+//! each tool has a definition, which agents read, and an operation.
 
 mod definition;
 mod memory;

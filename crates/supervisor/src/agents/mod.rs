@@ -36,7 +36,7 @@ pub(crate) trait Agent {
     fn prompt(&mut self, request: &TurnRequest) -> String;
 
     /// The line that cancels the prompt, which then ends with [`Signal::Done`], or the agent is
-    /// killed. `None` if there is nothing to cancel yet; the agent is then told as soon as it can be.
+    /// killed. `None` if there is nothing to cancel yet; the agent is told as soon as it can be.
     fn cancel(&mut self) -> Option<String>;
 
     /// Handles the user's answer to a [`Signal::Question`].

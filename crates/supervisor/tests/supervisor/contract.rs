@@ -1,6 +1,6 @@
-//! The contract that every agent must fulfil. Claude Code, OpenCode and Codex are replaced by scripts
-//! that speak their protocols; the scripted agent is real. `tests/e2e` runs the same tests with the
-//! real Claude Code.
+//! The contract that every agent must fulfil. Claude Code, OpenCode and Codex are replaced by
+//! scripts that speak their protocols; the scripted agent is real. `tests/e2e` runs the same tests
+//! with the real programs.
 
 use std::fs;
 

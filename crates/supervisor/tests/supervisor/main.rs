@@ -225,7 +225,7 @@ fn lookup_waits_for_the_gateway() {
         answer(r#"{"reply":"open"}"#),
         "{\"request\":\"lookup\",\"name\":\"allowed.example\"}\n"
     );
-    assert_eq!(response(), (1, 0, 1, vec![198, 18, 0, 4]));
+    assert_eq!(response(), (1, 0, 1, vec![198, 18, 0, 5]));
     socket.send(&question(4, "evil.example", 1)).unwrap();
     answer(r#"{"reply":"refused","reason":"policy"}"#);
     let (id, code, answers, _) = response();

@@ -38,7 +38,8 @@ async fn openai() -> (String, Seen) {
     (url, seen)
 }
 
-#[tokio::test]
+// The stand-in answers while the command line program runs.
+#[tokio::test(flavor = "multi_thread")]
 async fn session_calls_openai_without_its_key() {
     let (url, seen) = openai().await;
     let env = [("OPENAI_API_KEY", KEY), ("HARVEST_UPSTREAMS_OPENAI_URL", &url)];

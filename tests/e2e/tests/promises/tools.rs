@@ -55,7 +55,7 @@ async fn claude_remembers_through_the_tools_door() {
     let found =
         follower.until("the tool", |body| matches!(body, EventBody::ToolEnded { .. })).await;
     let EventBody::ToolEnded { ok: true, output, .. } = found.body else { panic!("{found:?}") };
-    assert!(output.contains("\"entityType\": \"module\""), "{output}");
+    assert!(output.contains("\"entityType\":\"module\""), "{output}");
     follower.until("the second turn", completed).await;
     let refused = host
         .events(&first)
