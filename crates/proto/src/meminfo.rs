@@ -50,6 +50,8 @@ impl MemoryUsage {
         let free = self.total - used;
         let files = self.cached.saturating_sub(self.shared);
         let reclaimable = files.saturating_add(self.kernel_reclaimable).min(used);
+        // The kernel's columns; a machine with more than 95 GiB needs a wider one.
+        let width = (self.total / 1024).to_string().len().max(8);
         [
             ("MemTotal", self.total),
             ("MemFree", free),
@@ -72,7 +74,7 @@ impl MemoryUsage {
             ("CommitLimit", self.total),
             ("Committed_AS", self.anonymous.min(used)),
         ]
-        .map(|(name, bytes)| format!("{:<16}{:>8} kB\n", format!("{name}:"), bytes / 1024))
+        .map(|(name, bytes)| format!("{:<16}{:>width$} kB\n", format!("{name}:"), bytes / 1024))
         .concat()
     }
 }
@@ -94,6 +96,15 @@ mod tests {
         assert!(text.starts_with("MemTotal:        4194304 kB\n"), "{text}");
         assert!(text.contains("\nSwapTotal:             0 kB\n"), "{text}");
         assert_eq!(kib(&text, "MemAvailable"), 4 << 20);
+    }
+
+    #[test]
+    fn length_does_not_depend_on_usage() {
+        for total in [1 << 30, 200 << 30] {
+            let empty = MemoryUsage { total, ..MemoryUsage::default() };
+            let full = MemoryUsage { used: total, ..empty };
+            assert_eq!(empty.meminfo().len(), full.meminfo().len());
+        }
     }
 
     #[test]

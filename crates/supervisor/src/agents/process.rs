@@ -4,7 +4,7 @@
 use std::{cell::RefCell, fmt, io, path::PathBuf, rc::Rc, time::Duration};
 
 use harvest_proto::{
-    EventBody,
+    AgentName, EventBody,
     bridge::{AgentLaunch, Exit, TurnRequest},
     redact,
 };
@@ -83,22 +83,28 @@ pub(crate) struct AgentProcess {
     agent: Box<dyn Agent>,
     oom_before: u64,
     exit: Option<ProcessExit>,
-    /// The time of the last prompt or line of the agent.
+    /// The time of the last prompt, answer or line of the agent, or until when it had to wait.
     pub(crate) last_activity: Instant,
     /// Whether the agent remembers nothing.
     pub(crate) is_new: bool,
 }
 
 impl AgentProcess {
-    /// Starts the agent and waits until it is ready. If creating or resuming the conversation fails
-    /// (the id is taken, or there is nothing to resume), the other way is tried.
+    /// Starts the agent and waits until it is ready. If creating or resuming the conversation of an
+    /// agent that takes our id fails (the id is taken, or there is nothing to resume), the other
+    /// way is tried. Other agents notice by themselves that there is nothing to resume; without
+    /// the saved id they would lose a conversation that is there.
     pub(crate) async fn start(
         context: &AgentContext,
         resume: bool,
     ) -> Result<Self, AgentStartError> {
         match Self::start_once(context, resume).await {
             Err(AgentStartError { exit: Some(Exit::Code(_)), .. }) => {
-                Self::start_once(context, !resume).await
+                let takes_our_id = match context.launch.name {
+                    AgentName::Claude | AgentName::Scripted => true,
+                    AgentName::Opencode | AgentName::Codex => false,
+                };
+                Self::start_once(context, if takes_our_id { !resume } else { resume }).await
             }
             other => other,
         }
@@ -207,6 +213,7 @@ impl AgentProcess {
 
     /// Sends the user's answer; returns the resulting signals.
     pub(crate) fn answer(&mut self, request: &str, answer: &str) -> Vec<Signal> {
+        self.last_activity = Instant::now();
         let signals = self.agent.answer(request, answer);
         self.send_replies(signals)
     }

@@ -1,29 +1,32 @@
 //! The MCP servers of a session: Harvest's own tools, the stock servers that the image contains,
 //! and those of the repositories.
 
-use std::{fs, io::Read, path::Path};
+use std::{io, io::Read, path::Path};
 
 use harvest_proto::door::MCP_NAME;
 use serde_json::{Map, Value, json};
 
 use super::Servers;
+use crate::{resolve, users::User};
 
 /// Files of a repository that list servers; a later one wins.
 const FILES: [&str; 2] = [".mcp.json", ".harvest/mcp.json"];
 
-// The files come from repositories.
-const MAX_BYTES: u64 = 256 * 1024;
+// Of all servers of the repositories together. Codex gets them as one argument of a program, which
+// the kernel limits to 128 KiB.
+const MAX_BYTES: usize = 32 * 1024;
 
 /// The servers by name, and warnings about files that cannot be used.
 pub(super) fn servers(
     checkouts: &[String],
+    user: &User,
     installed: impl Fn(&str) -> bool,
 ) -> (Servers, Vec<String>) {
-    let (mut servers, mut warnings) = (stock(installed), Vec::new());
+    let (mut servers, mut warnings, mut space) = (stock(installed), Vec::new(), MAX_BYTES);
     for path in
         checkouts.iter().flat_map(|checkout| FILES.map(|file| Path::new(checkout).join(file)))
     {
-        match read(&path) {
+        match read(&path, user, &mut space) {
             Ok(found) => servers.extend(found),
             Err(why) => {
                 let message = format!("{} is not used: {why}", path.display());
@@ -63,17 +66,15 @@ fn stock(installed: impl Fn(&str) -> bool) -> Servers {
     servers
 }
 
-/// The servers of one file; none if there is no such file.
-fn read(path: &Path) -> Result<Servers, String> {
-    // A link could lead to a device that never ends, or out of the repository.
-    match fs::symlink_metadata(path) {
-        Ok(found) if found.is_file() => {}
-        Ok(_) => return Err("it is not a regular file".to_owned()),
-        Err(_) => return Ok(Map::new()),
-    }
-    let mut text = String::new();
-    let read = fs::File::open(path).and_then(|file| file.take(MAX_BYTES).read_to_string(&mut text));
-    read.map_err(|error| error.to_string())?;
+/// The servers of one file; none if there is no such file. The file comes from a repository, and
+/// its user may change it at any time.
+fn read(path: &Path, user: &User, space: &mut usize) -> Result<Servers, String> {
+    let text = match user.access(|| read_text(path)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Map::new()),
+        read => read.map_err(|error| error.to_string())?,
+    };
+    let left = space.checked_sub(text.len());
+    *space = left.ok_or_else(|| format!("the lists of servers exceed {MAX_BYTES} bytes"))?;
     let mut parsed: Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;
     match parsed.get_mut("mcpServers").map(Value::take) {
         Some(Value::Object(servers)) if servers.values().all(Value::is_object) => Ok(servers),
@@ -81,9 +82,47 @@ fn read(path: &Path) -> Result<Servers, String> {
     }
 }
 
+fn read_text(path: &Path) -> io::Result<String> {
+    let (mut text, limit) = (String::new(), MAX_BYTES as u64 + 1);
+    resolve::open_regular(path)?.take(limit).read_to_string(&mut text)?;
+    Ok(text)
+}
+
 #[cfg(test)]
 mod tests {
+    use std::{fs, os::unix::fs::PermissionsExt};
+
     use super::*;
+
+    fn me() -> User {
+        let (uid, gid) = (nix::unistd::Uid::current(), nix::unistd::Gid::current());
+        User { name: "me".into(), uid: uid.as_raw(), gid: gid.as_raw(), home: "/".into() }
+    }
+
+    #[test]
+    fn servers_are_read_with_the_users_rights() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let hidden = folder.path().join("hidden.json");
+        fs::write(&hidden, r#"{"mcpServers": {"a": {"command": "secret"}}}"#).unwrap();
+        fs::set_permissions(&hidden, fs::Permissions::from_mode(0o600)).unwrap();
+        std::os::unix::fs::symlink(&hidden, folder.path().join(".mcp.json")).unwrap();
+        let other = User { uid: 10_001, gid: 10_001, ..me() };
+        let checkouts = [folder.path().display().to_string()];
+        let (found, warnings) = servers(&checkouts, &other, |_| false);
+        assert_eq!((found.len(), warnings.len()), (1, 1), "{found:?}");
+    }
+
+    #[test]
+    fn long_lists_are_left_out_with_a_warning() {
+        let folder = tempfile::tempdir().unwrap();
+        let nested = format!("{}0{}", "[".repeat(100), "]".repeat(100));
+        let long = vec![nested; MAX_BYTES / 200].join(",");
+        let text = format!(r#"{{"mcpServers": {{"a": {{"command": [{long}]}}}}}}"#);
+        fs::write(folder.path().join(".mcp.json"), text).unwrap();
+        let (found, warnings) = servers(&[folder.path().display().to_string()], &me(), |_| false);
+        assert_eq!((found.len(), warnings.len()), (1, 1));
+    }
 
     #[test]
     fn repository_servers_join_installed_ones() {
@@ -94,7 +133,7 @@ mod tests {
         let own = r#"{"mcpServers": {"a": {"command": "two"}, "harvest": {"command": "false"}}}"#;
         write(".harvest/mcp.json", own);
         let (servers, warnings) =
-            servers(&[folder.path().display().to_string()], |name| name == "playwright-mcp");
+            servers(&[folder.path().display().to_string()], &me(), |name| name == "playwright-mcp");
         assert_eq!(servers.keys().collect::<Vec<_>>(), ["a", "b", "harvest", "playwright"]);
         let tools = json!({ "type": "http", "url": "http://mcp.harvest.internal/mcp" });
         assert_eq!(servers["harvest"], tools);
@@ -107,11 +146,12 @@ mod tests {
         let path = folder.path().join(".mcp.json");
         for text in ["", "[]", r#"{"mcpServers": []}"#, r#"{"mcpServers": {"a": 1}}"#] {
             fs::write(&path, text).unwrap();
-            let (servers, warnings) = servers(&[folder.path().display().to_string()], |_| false);
+            let (servers, warnings) =
+                servers(&[folder.path().display().to_string()], &me(), |_| false);
             assert_eq!((servers.len(), warnings.len()), (1, 1), "{text}");
         }
         fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink("/dev/zero", path).unwrap();
-        assert_eq!(servers(&[folder.path().display().to_string()], |_| false).1.len(), 1);
+        assert_eq!(servers(&[folder.path().display().to_string()], &me(), |_| false).1.len(), 1);
     }
 }

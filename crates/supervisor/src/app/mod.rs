@@ -13,6 +13,7 @@ use rustix::fs::{Mode, OFlags};
 use serde_json::{Map, Value, json};
 
 pub(crate) use self::shell::{env, user_files};
+use crate::users::User;
 
 /// Rules that every agent follows.
 const RULES: &str = include_str!("AGENTS.md");
@@ -46,8 +47,8 @@ pub(crate) struct Content<'a> {
 
 /// The MCP servers of the image and of these checkouts, and warnings about files that cannot be
 /// used.
-pub(crate) fn servers(checkouts: &[String]) -> (Servers, Vec<String>) {
-    mcp::servers(checkouts, |program| Path::new("/usr/local/bin").join(program).exists())
+pub(crate) fn servers(checkouts: &[String], user: &User) -> (Servers, Vec<String>) {
+    mcp::servers(checkouts, user, |program| Path::new("/usr/local/bin").join(program).exists())
 }
 
 /// Writes all files.
@@ -56,9 +57,10 @@ pub(crate) fn write(folder: &OwnedFd, content: Content<'_>) -> io::Result<()> {
     opencode["mcp"] = opencode::servers(servers).into();
     for (name, text) in [
         ("AGENTS.md", instructions(&cwd)),
-        ("mcp.json", pretty(&json!({ "mcpServers": servers }))),
-        ("opencode.json", pretty(&opencode)),
-        ("memory-seed.json", pretty(&memory_seed(boot))),
+        // Without indentation, which would multiply deeply nested text of a repository.
+        ("mcp.json", json!({ "mcpServers": servers }).to_string()),
+        ("opencode.json", opencode.to_string()),
+        ("memory-seed.json", memory_seed(boot).to_string()),
     ] {
         write_file(folder, name, &text)?;
     }
@@ -69,10 +71,6 @@ fn write_file(folder: &OwnedFd, name: &str, text: &str) -> io::Result<()> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC;
     let file = rustix::fs::openat(folder, name, flags, Mode::from_raw_mode(0o644))?;
     io::Write::write_all(&mut std::fs::File::from(file), text.as_bytes())
-}
-
-fn pretty(value: &Value) -> String {
-    format!("{value:#}\n")
 }
 
 /// The first entities of a repository's memory.

@@ -93,7 +93,8 @@ supports_websockets = false
         text += &format!("\n[projects.{}]\ntrust_level = \"trusted\"\n", json!(folder));
     }
     text.extend(servers.iter().filter_map(codex_server));
-    text
+    // JSON allows this character in a string, TOML does not.
+    text.replace('\u{7f}', "\\u007F")
 }
 
 /// A server of `.mcp.json` as a table. A JSON string is one of TOML too.
@@ -135,7 +136,7 @@ mod tests {
     #[test]
     fn codex_gets_the_same_servers() {
         let servers = json!({
-            "local": {"command": "run", "args": ["-x"], "env": {"A": "b \"c\""}},
+            "local": {"command": "run", "args": ["-x\u{7f}"], "env": {"A": "b \"c\""}},
             "remote": {"url": "https://h/mcp", "headers": {"K": "v"}},
             "neither": {},
         });
@@ -146,7 +147,7 @@ mod tests {
             r#"
 [mcp_servers."local"]
 command = "run"
-args = ["-x"]
+args = ["-x\u007F"]
 env = { "A" = "b \"c\"" }
 
 [mcp_servers."remote"]

@@ -273,11 +273,13 @@ impl Driver {
 
     // When the turn counts as silent. An open question waits for the user, and an agent whose
     // output is not read cannot write.
-    fn silent_at(&self, agent: &AgentProcess) -> Option<Instant> {
+    fn silent_at(&self, agent: &mut AgentProcess) -> Option<Instant> {
         let AgentContext { sandbox, outbox, launch, .. } = &self.context;
         let waits = !self.turns.requests.borrow().is_empty() || !outbox.has_space();
-        let now = waits.then(Instant::now);
-        let last = Some(agent.last_activity).max(sandbox.model_activity.last()).max(now)?;
+        if waits {
+            agent.last_activity = Instant::now();
+        }
+        let last = Some(agent.last_activity).max(sandbox.model_activity.last())?;
         last.checked_add(Duration::from_millis(launch.silence_millis))
     }
 

@@ -1,5 +1,7 @@
 //! Stopping turns, and turns without an owner.
 
+use std::time::Duration;
+
 use super::*;
 
 #[test]
@@ -114,6 +116,26 @@ fn turn_continues_without_owner_and_loses_no_events() {
     let mut last = sandbox.owner(3, newer.stored);
     last.prompt("say hello");
     assert_eq!(last.turn_ended(), TurnOutcome::Completed);
+}
+
+#[test]
+fn late_answer_does_not_end_the_turn() {
+    let sandbox = Sandbox::start();
+    let mut owner = sandbox.owner(1, 0);
+    let mut boot = sandbox.boot(BootStart::Fresh, &[]);
+    let silence = Duration::from_secs(1);
+    boot.agent.as_mut().unwrap().silence_millis = 1000;
+    let booted = owner.request(|id| ToSupervisor::Boot { id, boot: Box::new(boot) });
+    assert_eq!(booted, Ok(Reply::Done));
+    owner.phase(BootPhase::Ready, PhaseStatus::Done);
+    owner.prompt("ask me");
+    let opened = owner.event(|body| matches!(body, EventBody::RequestOpened { .. }));
+    let EventBody::RequestOpened { request, .. } = opened else { unreachable!() };
+    // The time that passes is what is tested.
+    std::thread::sleep(silence + silence / 10);
+    let answer = |id| ToSupervisor::Answer { id, request: request.clone(), answer: "red".into() };
+    assert_eq!(owner.request(answer), Ok(Reply::Done));
+    assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
 }
 
 #[test]

@@ -67,8 +67,9 @@ impl Acp {
                 vec![Signal::Unrecoverable(error.message)]
             }
             (Purpose::Prompt, Err(error)) => {
-                self.tools.clear();
-                vec![Signal::Done(Err(cause(&error.message)))]
+                let mut signals = self.tools.end_all(false);
+                signals.push(Signal::Done(Err(cause(&error.message))));
+                signals
             }
             (Purpose::Prompt, Ok(result)) => {
                 self.reply = Some(outcome(text(&result, "stopReason")));
@@ -83,8 +84,10 @@ impl Acp {
             return Vec::new();
         }
         let Some(reply) = self.reply.take() else { return Vec::new() };
+        let mut signals = self.tools.end_all(false);
         let silent = || SILENT_TURN.to_owned();
-        vec![Signal::Done(if self.spoke { reply } else { reply.and(Err(silent())) })]
+        signals.push(Signal::Done(if self.spoke { reply } else { reply.and(Err(silent())) }));
+        signals
     }
 
     fn updated(&mut self, params: &Value, line: &[u8]) -> Vec<Signal> {

@@ -218,12 +218,13 @@ fn turn_ends_after_reply_and_open_tools() {
 }
 
 #[test]
-fn cancelled_turn_ends_with_its_tools_open() {
+fn cancelled_turn_ends_its_open_tools() {
     let mut acp = prompted();
     lines(&mut acp, &[tool("in_progress", "execute", json!({}), "")]);
     assert!(acp.cancel().unwrap().contains("session/cancel"));
     let signals = lines(&mut acp, &[replied("cancelled")]);
-    assert!(matches!(signals[..], [Signal::Done(Err(_))]), "{signals:?}");
+    let [Signal::Event(ended), Signal::Done(Err(_))] = &signals[..] else { panic!("{signals:?}") };
+    assert!(matches!(ended, EventBody::ToolEnded { ok: false, .. }), "{ended:?}");
 }
 
 #[test]
