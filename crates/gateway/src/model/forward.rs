@@ -11,7 +11,7 @@ use hyper::{
 };
 
 use super::{
-    CLIENT_GONE, Call, CallResult, Endpoint, Reply,
+    CLIENT_GONE, Call, CallResult, Endpoint, Reply, Upstream,
     chat_usage::{self, UsageFilter},
     error, respond,
     upstreams::{Credential, MissingKey, X_API_KEY},
@@ -96,8 +96,8 @@ fn secrets(key: &Credential) -> Vec<&Secret<String>> {
 
 fn request(call: &Call, key: &Credential, body: Bytes) -> Result<reqwest::Request, String> {
     let name = &call.route.upstream;
-    let url = reqwest::Url::parse(&call.upstream.url_of(&call.route.target))
-        .map_err(|_| format!("the configured URL of the model service `{name}` is invalid"))?;
+    let url = target_url(&call.upstream, &call.route.target)
+        .ok_or_else(|| format!("the configured URL of the model service `{name}` is invalid"))?;
     let mut request = reqwest::Request::new(call.method.clone(), url);
     let mut headers = http::forwarded_headers(&call.headers, &NOT_FORWARDED);
     key.add_to(&mut headers).map_err(|_| {
@@ -112,6 +112,15 @@ fn request(call: &Call, key: &Credential, body: Bytes) -> Result<reqwest::Reques
         *request.body_mut() = Some(body.into());
     }
     Ok(request)
+}
+
+// The path must be the one that was judged, however the URL was parsed.
+fn target_url(upstream: &Upstream, target: &str) -> Option<reqwest::Url> {
+    let base = reqwest::Url::parse(&upstream.url_of("")).ok()?;
+    let url = reqwest::Url::parse(&upstream.url_of(target)).ok()?;
+    let path = target.split('?').next().unwrap_or_default();
+    let expected = format!("{}{path}", base.path().trim_end_matches('/'));
+    (url.path() == expected && url.origin() == base.origin()).then_some(url)
 }
 
 // Forwards a response as it arrives, no faster than the agent reads it.
@@ -178,4 +187,29 @@ fn response_headers(call: &Call, from: &HeaderMap, key: &Credential) -> HeaderMa
             .collect();
     call.label(&mut headers);
     headers
+}
+
+#[cfg(test)]
+mod tests {
+    use harvest_proto::UpstreamKind;
+
+    use super::*;
+
+    #[test]
+    fn parsed_url_must_keep_the_path() {
+        let url = |base: &str, target: &str| {
+            let (kind, url) = (UpstreamKind::Openai, base.to_owned());
+            let upstream = Upstream { kind, url, secret: None, oauth_secret: None };
+            target_url(&upstream, target).map(|url| url.to_string())
+        };
+        for (base, expected) in [
+            ("https://Example.org:443/v1/", "https://example.org/v1/models/gpt?a=../b"),
+            ("http://127.0.0.1:9", "http://127.0.0.1:9/models/gpt?a=../b"),
+        ] {
+            assert_eq!(url(base, "/models/gpt?a=../b").as_deref(), Some(expected));
+            for target in ["/models/../files", "/models/%2e%2e/files", "/models\\a"] {
+                assert_eq!(url(base, target), None, "{target}");
+            }
+        }
+    }
 }

@@ -41,12 +41,21 @@ impl Route {
             (&Method::POST, "/responses") => Endpoint::Responses,
             (&Method::POST, "/chat/completions") => Endpoint::Chat,
             (&Method::GET, "/models") => Endpoint::Models,
-            (&Method::GET, one) if one.starts_with("/models/") => Endpoint::Models,
+            (&Method::GET, one) if is_one_model(one) => Endpoint::Models,
             _ => return None,
         };
         let target = query.map_or_else(|| target.to_owned(), |query| format!("{target}?{query}"));
         Some(Self { upstream, endpoint, target })
     }
+}
+
+// An id that URL parsers read as it is: dot segments, also encoded ones, would lead to other paths
+// of the service, with its key.
+fn is_one_model(target: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._:@-".contains(&byte);
+    target.strip_prefix("/models/").is_some_and(|id| {
+        id.split('/').all(|part| !matches!(part, "" | "." | "..") && part.bytes().all(plain))
+    })
 }
 
 impl Endpoint {
@@ -68,6 +77,8 @@ impl Endpoint {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn parse(path: &str) -> Option<(String, Endpoint, String)> {
@@ -99,5 +110,43 @@ mod tests {
         assert_eq!(Route::parse(&Method::GET, "/v1/messages", None, &default), None);
         let models = Route::parse(&Method::GET, "/openai/v1/models/gpt", None, &default).unwrap();
         assert_eq!((models.endpoint, models.target.as_str()), (Endpoint::Models, "/models/gpt"));
+    }
+    fn model_path(path: &str) -> Option<String> {
+        let default = UpstreamName::openai();
+        Route::parse(&Method::GET, path, None, &default).map(|route| route.target)
+    }
+
+    #[test]
+    fn model_id_leads_to_no_other_path() {
+        for id in ["gpt-5.2", "ft:gpt:org::a1", "meta/llama-3.1", "@cf/m", "...", "a..b"] {
+            assert_eq!(model_path(&format!("/v1/models/{id}")), Some(format!("/models/{id}")));
+        }
+        for id in [
+            "",
+            ".",
+            "..",
+            "../files",
+            "a/../../files",
+            "%2e%2e/files",
+            ".%2E/files",
+            "a/./b",
+            "a//b",
+            "a/",
+            "..\\files",
+            "a%2fb",
+            "a;b",
+        ] {
+            assert_eq!(model_path(&format!("/v1/models/{id}")), None, "{id}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn accepted_model_path_survives_url_parsing(id in "[a.%2eE/\\\\:@;?#-]{0,12}") {
+            if let Some(target) = model_path(&format!("/v1/models/{id}")) {
+                let url = reqwest::Url::parse(&format!("https://example.org/v1{target}")).unwrap();
+                prop_assert_eq!(url.path(), format!("/v1/models/{id}"));
+            }
+        }
     }
 }

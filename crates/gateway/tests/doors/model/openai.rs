@@ -119,6 +119,23 @@ async fn model_list_is_forwarded_without_budget() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn other_paths_of_the_service_are_unreachable() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let (agent, seen) = agent(UpstreamKind::Openai, with_key()).await;
+    let address = agent.base.trim_start_matches("http://");
+    for id in ["../files", "%2e%2e/files", "a/..%2f..", "..\\files"] {
+        // Without a client that would normalize the path.
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        let head = format!("GET /openai/v1/models/{id} HTTP/1.1\r\nhost: m\r\n");
+        stream.write_all(format!("{head}connection: close\r\n\r\n").as_bytes()).await.unwrap();
+        let mut answered = String::new();
+        stream.read_to_string(&mut answered).await.unwrap();
+        assert!(answered.starts_with("HTTP/1.1 404 ") || answered.starts_with("HTTP/1.1 400 "));
+    }
+    assert_eq!(seen.lock().unwrap().len(), 0, "nothing was sent to the service");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn services_with_a_key_list_their_models() {
     let (agent, seen) = agent(UpstreamKind::Openai, with_key()).await;
     let listed = agent.door.gateway.models().await;
