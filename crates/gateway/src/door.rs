@@ -22,6 +22,9 @@ const REFUSAL_INTERVAL: Duration = Duration::from_secs(60);
 const MAX_REFUSALS: usize = 64;
 // Two requests of maximum size, or hundreds of usual ones, at a time; further requests wait.
 const BODY_MEMORY_KIB: usize = 64 * 1024;
+// Calls of tools at a time; further ones wait before their bodies are read. Separate from the memory
+// of model calls: a tool may run for minutes.
+const MAX_TOOL_CALLS: usize = 16;
 
 /// Receives the events of a door that belongs to no session, in place of the ledger.
 pub type DoorObserver = Box<dyn Fn(EventBody) + Send + Sync>;
@@ -36,8 +39,9 @@ pub(crate) struct Door {
     /// Cancelled when the door closes.
     pub(crate) closed: CancellationToken,
     refusals: Mutex<Refusals>,
-    /// Memory for bodies of model and tool calls, in KiB.
+    /// Memory for bodies of model calls, in KiB.
     pub(crate) body_memory_kib: Arc<Semaphore>,
+    pub(crate) tool_calls: Semaphore,
 }
 
 impl Door {
@@ -55,6 +59,7 @@ impl Door {
             closed: CancellationToken::new(),
             refusals: Mutex::default(),
             body_memory_kib: Arc::new(Semaphore::new(BODY_MEMORY_KIB)),
+            tool_calls: Semaphore::new(MAX_TOOL_CALLS),
         }
     }
 

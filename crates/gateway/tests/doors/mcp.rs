@@ -1,6 +1,9 @@
 //! The tools door: MCP over plain HTTP, one message per request.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicUsize, Ordering::SeqCst},
+};
 
 use async_trait::async_trait;
 use harvest_gateway::{
@@ -9,6 +12,7 @@ use harvest_gateway::{
 };
 use harvest_proto::door::MCP_NAME;
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 
 use crate::{RecordingLedger, TestDoor, policy};
 
@@ -26,6 +30,37 @@ impl Tools for Echo {
         self.0.lock().unwrap().push(arguments.clone());
         let (text, structured) = (arguments.to_string(), Some(arguments));
         (name == "echo").then_some(ToolResult { text, structured, failed: false })
+    }
+}
+
+/// One tool that waits until it may return.
+struct Slow {
+    running: AtomicUsize,
+    most: AtomicUsize,
+    started: Semaphore,
+    released: Semaphore,
+}
+
+impl Slow {
+    fn new() -> Arc<Self> {
+        let (running, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let (started, released) = (Semaphore::new(0), Semaphore::new(0));
+        Arc::new(Self { running, most, started, released })
+    }
+}
+
+#[async_trait]
+impl Tools for Slow {
+    fn list(&self) -> Vec<Value> {
+        Vec::new()
+    }
+
+    async fn call(&self, _: &str, _: Value) -> Option<ToolResult> {
+        self.most.fetch_max(self.running.fetch_add(1, SeqCst) + 1, SeqCst);
+        self.started.add_permits(1);
+        self.released.acquire().await.unwrap().forget();
+        self.running.fetch_sub(1, SeqCst);
+        Some(ToolResult { text: String::new(), structured: None, failed: false })
     }
 }
 
@@ -111,4 +146,39 @@ async fn door_without_tools_serves_none() {
     let listed = json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/list" });
     assert_eq!(client.post(&listed).await.0, 404);
     assert!(client.door.ledger.events().is_empty());
+}
+
+#[tokio::test]
+async fn running_tool_calls_are_limited_per_door() {
+    let (slow, other) = (Slow::new(), Slow::new());
+    let client = Client::new(Some(Arc::clone(&slow) as Arc<dyn Tools>)).await;
+    let second = Client::new(Some(Arc::clone(&other) as Arc<dyn Tools>)).await;
+    let call = json!({ "name": "slow" });
+    let calls = (0..20).map(|_| client.call("tools/call", call.clone()));
+    let steps = async {
+        slow.started.acquire_many(16).await.unwrap().forget();
+        // The calls of another door do not wait for these.
+        other.released.add_permits(1);
+        second.call("tools/call", call.clone()).await;
+        assert_eq!(slow.running.load(SeqCst), 16);
+        slow.released.add_permits(20);
+    };
+    futures_util::future::join(futures_util::future::join_all(calls), steps).await;
+    assert_eq!((slow.most.load(SeqCst), slow.running.load(SeqCst)), (16, 0));
+}
+
+#[tokio::test]
+async fn large_request_is_refused() {
+    let echo = Arc::new(Echo::default());
+    let client = Client::new(Some(Arc::clone(&echo) as Arc<dyn Tools>)).await;
+    for (length, status) in [(1_000_000, 200), (1_100_000, 413)] {
+        let params = json!({ "name": "echo", "arguments": { "a": "x".repeat(length) } });
+        let body = json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params });
+        let request = client.http.post(format!("{}/mcp", client.url)).json(&body);
+        // The door may close the connection before everything is sent.
+        if let Ok(answered) = request.send().await {
+            assert_eq!(answered.status().as_u16(), status, "{length}");
+        }
+    }
+    assert_eq!(echo.0.lock().unwrap().len(), 1);
 }
