@@ -10,12 +10,13 @@ use super::route::Endpoint;
 
 // A longer line contains content, never token counts; it is skipped.
 const MAX_LINE_BYTES: usize = 256 * 1024;
-// A JSON response is buffered until its end; a longer one is not counted. The API's output limit is
+// A JSON response is buffered until its end; a longer one is estimated. The API's output limit is
 // far below.
 const MAX_JSON_BYTES: usize = 8 * 1024 * 1024;
 // The last event of the Responses API repeats the whole response, and has the token counts.
 const MAX_RESPONSES_LINE_BYTES: usize = MAX_JSON_BYTES;
-// Rough estimate for English text, for connections that broke before the count arrived.
+// Rough estimate for English text, for responses without a count: connections that broke before it
+// arrived, and bodies that cannot be read.
 const BYTES_PER_TOKEN: u64 = 4;
 // An estimate of the input is no more than a usual context window: a request may contain images.
 const MAX_ESTIMATED_INPUT: u64 = 200_000;
@@ -44,7 +45,14 @@ pub(crate) struct Meter {
 #[derive(Debug)]
 enum MeteredBody {
     Events(Events),
-    Json(Vec<u8>),
+    Json(JsonBody),
+}
+
+#[derive(Debug, Default)]
+struct JsonBody {
+    /// The whole body; empty when it is too long.
+    kept: Vec<u8>,
+    bytes: u64,
 }
 
 #[derive(Debug, Default)]
@@ -74,7 +82,7 @@ impl Meter {
     pub(crate) fn new(endpoint: Endpoint, content_type: &str, request_bytes: usize) -> Self {
         let body = match content_type.starts_with("text/event-stream") {
             true => MeteredBody::Events(Events::default()),
-            false => MeteredBody::Json(Vec::new()),
+            false => MeteredBody::Json(JsonBody::default()),
         };
         Self { endpoint, request_bytes: request_bytes as u64, body }
     }
@@ -83,37 +91,40 @@ impl Meter {
     pub(crate) fn observe(&mut self, bytes: &[u8]) {
         match &mut self.body {
             MeteredBody::Events(events) => events.observe(self.endpoint, bytes),
-            MeteredBody::Json(kept) if kept.len() + bytes.len() <= MAX_JSON_BYTES => {
-                kept.extend_from_slice(bytes)
+            MeteredBody::Json(json) => {
+                json.bytes += bytes.len() as u64;
+                match json.bytes <= MAX_JSON_BYTES as u64 {
+                    true => json.kept.extend_from_slice(bytes),
+                    false => json.kept = Vec::new(),
+                }
             }
-            MeteredBody::Json(_) => {}
         }
     }
 
     /// Tokens of the response so far.
     pub(crate) fn usage(&self) -> Usage {
         match &self.body {
-            MeteredBody::Events(events) => self.estimated(&events.tally),
-            MeteredBody::Json(kept) => match self.endpoint {
+            MeteredBody::Events(Events { tally, .. }) if tally.closed => tally.usage,
+            MeteredBody::Events(Events { tally, .. }) => {
+                self.estimated(tally.usage, tally.content_bytes)
+            }
+            MeteredBody::Json(JsonBody { kept, bytes }) => match self.endpoint {
                 Endpoint::Messages => anthropic::json(kept),
                 Endpoint::Responses => openai::responses_json(kept),
                 Endpoint::Chat => openai::chat_json(kept),
-                Endpoint::CountTokens | Endpoint::Models => None,
+                Endpoint::CountTokens | Endpoint::Models => Some(Usage::default()),
             }
-            .unwrap_or_default(),
+            .unwrap_or_else(|| self.estimated(Usage::default(), *bytes)),
         }
     }
 
-    // Only Anthropic counts the input at the beginning of a stream.
-    fn estimated(&self, tally: &Tally) -> Usage {
-        let mut usage = tally.usage;
-        if !tally.closed {
-            let output = tally.content_bytes.div_ceil(BYTES_PER_TOKEN);
-            usage.output_tokens = usage.output_tokens.max(output);
-            if self.endpoint != Endpoint::Messages {
-                let input = self.request_bytes.div_ceil(BYTES_PER_TOKEN);
-                usage.input_tokens = input.min(MAX_ESTIMATED_INPUT);
-            }
+    fn estimated(&self, known: Usage, content_bytes: u64) -> Usage {
+        let mut usage = known;
+        usage.output_tokens = usage.output_tokens.max(content_bytes.div_ceil(BYTES_PER_TOKEN));
+        // Only Anthropic counts the input at the beginning of a stream.
+        if known == Usage::default() {
+            let input = self.request_bytes.div_ceil(BYTES_PER_TOKEN);
+            usage.input_tokens = input.min(MAX_ESTIMATED_INPUT);
         }
         usage
     }
@@ -248,7 +259,9 @@ mod tests {
     #[test]
     fn truncated_stream_is_estimated() {
         let cut = STREAM.find("data: {\"type\":\"message_delta").unwrap();
-        assert_eq!(meter(&STREAM[..cut]).usage().output_tokens, 4);
+        let usage = meter(&STREAM[..cut]).usage();
+        assert_eq!((usage.input_tokens, usage.output_tokens), (10, 4));
+        assert_eq!(meter("").usage().input_tokens, 100);
     }
 
     #[test]
@@ -267,6 +280,27 @@ mod tests {
             cache_write_tokens: 9,
         };
         assert_eq!(meter.usage(), expected);
+    }
+
+    #[test]
+    fn unreadable_json_response_is_estimated() {
+        let long = format!("{{\"a\":\"{}\",", "x".repeat(MAX_JSON_BYTES));
+        // The end alone would parse.
+        let end = r#"{"usage":{"input_tokens":1,"output_tokens":1,"prompt_tokens":1}}"#;
+        for endpoint in [Endpoint::Messages, Endpoint::Responses, Endpoint::Chat] {
+            for pieces in [&["no json!"][..], &["{}", "\t\t\t\t\t\t"], &[&long, end], &[]] {
+                let mut meter = Meter::new(endpoint, "application/json", 400);
+                pieces.iter().for_each(|piece| meter.observe(piece.as_bytes()));
+                let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
+                let output_tokens = bytes.div_ceil(4) as u64;
+                let expected = Usage { input_tokens: 100, output_tokens, ..Usage::default() };
+                assert_eq!(meter.usage(), expected, "{endpoint:?}: {bytes} bytes");
+            }
+        }
+        let huge = Meter::new(Endpoint::Chat, "application/json", 32 * 1024 * 1024);
+        assert_eq!(huge.usage().input_tokens, MAX_ESTIMATED_INPUT);
+        let free = Meter::new(Endpoint::Models, "application/json", 400);
+        assert_eq!(free.usage(), Usage::default());
     }
 
     #[test]

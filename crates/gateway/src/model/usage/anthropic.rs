@@ -9,7 +9,7 @@ use super::Tally;
 pub(super) fn event(data: &[u8], counts: &mut Counts, tally: &mut Tally) {
     match serde_json::from_slice::<Event>(data) {
         Ok(Event::MessageStart { message }) => {
-            counts.replace(message.usage);
+            counts.replace(message.usage.unwrap_or_default());
             tally.usage = (*counts).into();
         }
         Ok(Event::MessageDelta { usage }) => {
@@ -22,7 +22,7 @@ pub(super) fn event(data: &[u8], counts: &mut Counts, tally: &mut Tally) {
 }
 
 pub(super) fn json(body: &[u8]) -> Option<Usage> {
-    Some(serde_json::from_slice::<Message>(body).ok()?.usage.into())
+    serde_json::from_slice::<Message>(body).ok()?.usage.map(Usage::from)
 }
 
 #[derive(Deserialize)]
@@ -44,8 +44,7 @@ enum Event {
 
 #[derive(Deserialize)]
 struct Message {
-    #[serde(default)]
-    usage: Counts,
+    usage: Option<Counts>,
 }
 
 #[derive(Deserialize)]
