@@ -4,7 +4,7 @@
 
 use bytes::Bytes;
 use futures_util::StreamExt;
-use harvest_proto::{Secret, UpstreamName, event::Usage};
+use harvest_proto::{Secret, UpstreamName};
 use hyper::{
     Response, StatusCode,
     header::{self, HeaderMap, HeaderName, HeaderValue},
@@ -58,7 +58,8 @@ pub(super) async fn answer(call: &Call, mut reply: Reply) -> CallResult {
     };
     let sent = tokio::select! {
         sent = call.door.shared.clients.execute(request, Reach::Any) => sent,
-        () = reply.closed() => return CallResult::unused(CLIENT_GONE),
+        // The service may have read the request already.
+        () = reply.closed() => return gone(&Meter::new(call.route.endpoint, "", call.body.len())),
     };
     let upstream = match sent {
         Ok(upstream) => upstream,
@@ -138,7 +139,7 @@ async fn forward(
     let mut meter = Meter::new(call.route.endpoint, content_type, call.body.len());
     let (sender, body) = http::streamed();
     if reply.send(Ok(http::response(status, headers, body))).is_err() {
-        return CallResult::unused(CLIENT_GONE);
+        return gone(&meter);
     }
     let mut chunks = http::upstream_chunks(upstream, &secrets(key));
     loop {
@@ -164,8 +165,13 @@ async fn forward(
         // The agent may have disconnected.
         let _ = sender.send(Ok(rest)).await;
     }
-    let usage = if call.route.endpoint.uses_tokens() { meter.usage() } else { Usage::default() };
-    CallResult { status, usage }
+    CallResult { status, usage: meter.usage() }
+}
+
+/// The result for an agent that disconnected before the response. The service computes it
+/// nevertheless, so an agent that disconnects in time must not pay nothing.
+fn gone(meter: &Meter) -> CallResult {
+    CallResult { status: CLIENT_GONE, usage: meter.usage() }
 }
 
 async fn failure(call: &Call, upstream: reqwest::Response, key: &Credential) -> Response<Body> {

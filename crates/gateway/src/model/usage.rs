@@ -103,6 +103,9 @@ impl Meter {
 
     /// Tokens of the response so far.
     pub(crate) fn usage(&self) -> Usage {
+        if !self.endpoint.uses_tokens() {
+            return Usage::default();
+        }
         match &self.body {
             MeteredBody::Events(Events { tally, .. }) if tally.closed => tally.usage,
             MeteredBody::Events(Events { tally, .. }) => {
@@ -112,7 +115,7 @@ impl Meter {
                 Endpoint::Messages => anthropic::json(kept),
                 Endpoint::Responses => openai::responses_json(kept),
                 Endpoint::Chat => openai::chat_json(kept),
-                Endpoint::CountTokens | Endpoint::Models => Some(Usage::default()),
+                Endpoint::CountTokens | Endpoint::Models => None,
             }
             .unwrap_or_else(|| self.estimated(Usage::default(), *bytes)),
         }

@@ -331,7 +331,12 @@ async fn fake_api() -> (String, Seen) {
             .unwrap_or_default()
             .to_owned();
         kept.lock().unwrap().push((uri.to_string(), headers, body));
-        async move { play(&model) }
+        async move {
+            if model == "silent" {
+                std::future::pending::<()>().await;
+            }
+            play(&model)
+        }
     };
     let router = Router::new()
         .route("/v1/messages", post(answer.clone()))
@@ -432,6 +437,26 @@ async fn usage_is_recorded_after_agent_disconnects() {
     agent.door.ledger.wait_for_events(1).await;
     let settled = agent.door.ledger.settled.lock().unwrap().clone();
     assert_eq!((settled.len(), settled[0].input_tokens, settled[0].output_tokens), (1, 11, 5));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn input_counts_when_agent_leaves_before_response() {
+    let (agent, seen) = anthropic().await;
+    let body = model("silent");
+    let arrived = async {
+        while seen.lock().unwrap().is_empty() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        answered = agent.send(MESSAGES, &body) => panic!("{answered:?}"),
+        () = arrived => {}
+    }
+    let events = agent.door.ledger.wait_for_events(1).await;
+    assert!(matches!(events[..], [EventBody::ModelCall { status: 499, .. }]), "{events:?}");
+    let input_tokens = body.to_string().len().div_ceil(4) as u64;
+    let expected = Usage { input_tokens, ..Usage::default() };
+    assert_eq!(*agent.door.ledger.settled.lock().unwrap(), [expected]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
