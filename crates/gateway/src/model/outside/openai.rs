@@ -2,17 +2,17 @@
 //!
 //! | in the request | `none` | `trusted` |
 //! |---|---|---|
-//! | `image_url`, `file_url` and the like, `server_url` of an `mcp` tool | refused | the host must be allowed |
+//! | `image_url`, `file_url` and the like, a URL as `file_data`, `server_url` of an `mcp` tool | refused | the host must be allowed |
 //! | live web search, connectors, containers with a network | refused | refused: they reach hosts of the session's choice |
-//! | other server-side tools, stored prompts | refused | allowed |
+//! | other server-side tools, stored prompts, other `plugins` | refused | allowed |
 //! | `data:` URLs, tools that run in the sandbox | allowed | allowed |
 //! | `background` | refused | refused: its tokens could not be counted |
 
-use std::fmt;
+use std::{cell::Cell, fmt};
 
 use serde::{
-    Deserialize, Deserializer,
-    de::{Error, MapAccess, SeqAccess, Visitor},
+    Deserializer,
+    de::{DeserializeSeed, Error, MapAccess, SeqAccess, Visitor},
 };
 
 use super::{OutsideError, check_url};
@@ -32,10 +32,12 @@ const HARMLESS_TOOLS: [&str; 7] = [
 const HOSTED_TOOLS: [&str; 4] =
     ["file_search", "image_generation", "code_interpreter", "programmatic_tool_calling"];
 const WEB_SEARCH: &str = "web_search";
+// A value takes far more memory than its JSON. A long conversation has some ten thousand.
+const MAX_NODES: usize = 500_000;
 
 /// Checks a request.
 pub(super) fn check(body: &[u8], policy: &ResolvedPolicy) -> Result<(), OutsideError> {
-    let request: Node = serde_json::from_slice(body)
+    let request = parse(body)
         .map_err(|error| OutsideError::Malformed(format!("the request is malformed: {error}")))?;
     let Node::Object(fields) = request else {
         return Err(OutsideError::Malformed("the request is not an object".to_owned()));
@@ -51,16 +53,14 @@ fn check_field(name: &str, value: &Node, policy: &ResolvedPolicy) -> Result<(), 
             Err(OutsideError::Malformed("`background` is not supported".to_owned()))
         }
         (_, Node::Null) => Ok(()),
-        // Such models search on their own.
-        ("model", Node::Text(model))
-            if model.contains("-search-") || model.ends_with("-search") =>
-        {
-            not_allowed(format!("model `{model}`"))
-        }
-        ("model", Node::Text(model)) if model.contains("deep-research") => {
-            not_allowed(format!("model `{model}`"))
+        ("model", Node::Text(model)) if searches(model) => not_allowed(format!("model `{model}`")),
+        // Models to use when the first one fails.
+        ("models", Node::List(models)) => {
+            models.iter().try_for_each(|model| check_field("model", model, policy))
         }
         ("web_search_options", _) => not_allowed(WEB_SEARCH.to_owned()),
+        ("search_parameters", _) => not_allowed(name.to_owned()),
+        ("plugins", plugins) => check_plugins(plugins, policy),
         // A prompt stored at the service may come with tools of its own.
         ("prompt", Node::Object(_)) if *policy == ResolvedPolicy::None => {
             not_allowed("stored prompt".to_owned())
@@ -68,6 +68,30 @@ fn check_field(name: &str, value: &Node, policy: &ResolvedPolicy) -> Result<(), 
         ("tools", tools) => check_tools(tools, policy),
         (_, value) => check_urls(value, policy),
     }
+}
+
+/// Whether a model searches on its own.
+fn searches(model: &str) -> bool {
+    model.contains("-search-")
+        || model.ends_with("-search")
+        || model.contains("deep-research")
+        || model.split(':').skip(1).any(|variant| variant.eq_ignore_ascii_case("online"))
+}
+
+/// Checks OpenRouter's plugins, of which `web` is a live search.
+fn check_plugins(plugins: &Node, policy: &ResolvedPolicy) -> Result<(), OutsideError> {
+    let Node::List(list) = plugins else {
+        return Err(OutsideError::Malformed("`plugins` is not a list".to_owned()));
+    };
+    let trusted = matches!(policy, ResolvedPolicy::Trusted(_));
+    match list.iter().find(|plugin| !trusted || is_search_plugin(plugin)) {
+        Some(_) => Err(OutsideError::NotAllowed("plugins".to_owned())),
+        None => check_urls(plugins, policy),
+    }
+}
+
+fn is_search_plugin(plugin: &Node) -> bool {
+    !matches!(plugin.get("id"), Some(Node::Text(id)) if !id.starts_with("web"))
 }
 
 fn check_tools(tools: &Node, policy: &ResolvedPolicy) -> Result<(), OutsideError> {
@@ -99,7 +123,7 @@ fn check_tool(tool: &Node, policy: &ResolvedPolicy) -> Result<(), OutsideError> 
     }
     check_urls(tool, policy)?;
     // A search that reads stored pages only.
-    let cached = kind.starts_with(WEB_SEARCH)
+    let cached = (kind == WEB_SEARCH || kind.starts_with("web_search_20"))
         && matches!(tool.get("external_web_access"), Some(Node::Bool(false)));
     let hosted = HOSTED_TOOLS.contains(&kind) && !tool.contains_key("network_policy");
     match policy {
@@ -132,6 +156,10 @@ fn check_urls(node: &Node, policy: &ResolvedPolicy) -> Result<(), OutsideError> 
             };
             match url {
                 Some(url) if name.ends_with("_url") => check_source(url, policy)?,
+                // Compatible services fetch it when it is a URL; base64 has no colon.
+                Some(data) if name == "file_data" && data.contains(':') => {
+                    check_source(data, policy)?;
+                }
                 // Items of the conversation may bring further tools.
                 None if name == "tools" && matches!(value, Node::List(_)) => {
                     check_tools(value, policy)?;
@@ -177,15 +205,30 @@ impl Node {
     }
 }
 
-impl<'de> Deserialize<'de> for Node {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        from.deserialize_any(NodeVisitor)
+fn parse(body: &[u8]) -> serde_json::Result<Node> {
+    let mut deserializer = serde_json::Deserializer::from_slice(body);
+    let node = NodeVisitor(&Cell::new(0)).deserialize(&mut deserializer)?;
+    deserializer.end()?;
+    Ok(node)
+}
+
+/// Builds a node, and counts the nodes.
+#[derive(Clone, Copy)]
+struct NodeVisitor<'a>(&'a Cell<usize>);
+
+impl<'de> DeserializeSeed<'de> for NodeVisitor<'_> {
+    type Value = Node;
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Node, D::Error> {
+        self.0.set(self.0.get() + 1);
+        if self.0.get() > MAX_NODES {
+            return Err(D::Error::custom(format!("more than {MAX_NODES} values")));
+        }
+        from.deserialize_any(self)
     }
 }
 
-struct NodeVisitor;
-
-impl<'de> Visitor<'de> for NodeVisitor {
+impl<'de> Visitor<'de> for NodeVisitor<'_> {
     type Value = Node;
 
     fn expecting(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -218,7 +261,7 @@ impl<'de> Visitor<'de> for NodeVisitor {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Node, A::Error> {
         let mut items = Vec::new();
-        while let Some(item) = list.next_element()? {
+        while let Some(item) = list.next_element_seed(self)? {
             items.push(item);
         }
         Ok(Node::List(items))
@@ -226,7 +269,8 @@ impl<'de> Visitor<'de> for NodeVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Node, A::Error> {
         let (mut fields, mut names) = (Vec::new(), std::collections::HashSet::new());
-        while let Some((name, value)) = map.next_entry::<String, Node>()? {
+        while let Some(name) = map.next_key::<String>()? {
+            let value = map.next_value_seed(self)?;
             if !names.insert(name.clone()) {
                 return Err(A::Error::custom(format!("duplicate field `{name}`")));
             }
@@ -253,14 +297,16 @@ mod tests {
         ResolvedPolicy::Trusted(vec!["files.example.org".to_owned()])
     }
 
-    fn with_url(url: &str) -> [Value; 6] {
+    fn with_url(url: &str) -> [Value; 8] {
         let image = json!({"type": "input_image", "image_url": url});
         let item = |content: Value| json!({"input": [{"role": "user", "content": [content]}]});
         [
             item(image.clone()),
             item(json!({"type": "input_file", "file_url": url})),
+            item(json!({"type": "input_file", "file_data": url})),
             json!({"input": [{"type": "function_call_output", "call_id": "c", "output": [image]}]}),
             json!({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]}),
+            json!({"messages": [{"role": "user", "content": [{"type": "file", "file": {"file_data": url}}]}]}),
             json!({"messages": [{"role": "tool", "content": [{"type": "video_url", "video_url": {"url": url}}]}]}),
             json!({"tools": [{"type": "mcp", "server_label": "m", "server_url": url}]}),
         ]
@@ -299,9 +345,10 @@ mod tests {
             {"type": "namespace", "name": "mcp__memory", "tools": [{"type": "function", "name": "f"}]},
         ]);
         images[1]["text"] = json!({"format": {"type": "json_schema", "schema": schema}});
+        images[2]["input"][0]["content"][0]["file_data"] = json!("JVBERi0xLjQ=");
         images[2]["background"] = json!(false);
         let cited = json!({"type": "url_citation", "url": "https://evil.example"});
-        images[3]["messages"][0]["annotations"] = json!([cited]);
+        images[4]["messages"][0]["annotations"] = json!([cited]);
         for request in &images {
             assert_eq!(refused(request, &ResolvedPolicy::None), None, "{request}");
         }
@@ -314,6 +361,13 @@ mod tests {
             (json!({"type": "web_search"}), false, false),
             (json!({"type": "web_search_preview"}), false, false),
             (json!({"type": "web_search", "external_web_access": false}), false, true),
+            (json!({"type": "web_search_2025_08_26", "external_web_access": false}), false, true),
+            (json!({"type": "web_search_preview", "external_web_access": false}), false, false),
+            (
+                json!({"type": "web_search_preview_2025_03_11", "external_web_access": false}),
+                false,
+                false,
+            ),
             (json!({"type": "code_interpreter", "container": {"type": "auto"}}), false, true),
             (
                 json!({"type": "code_interpreter", "container": {"type": "auto", "network_policy": network}}),
@@ -346,14 +400,36 @@ mod tests {
         for request in [
             json!({"model": "gpt-4o-search-preview"}),
             json!({"model": "o3-deep-research"}),
+            json!({"model": "org/m:online"}),
+            json!({"model": "org/m:free:Online"}),
+            json!({"models": ["m", "org/m:online"]}),
             json!({"model": "m", "web_search_options": {}}),
+            json!({"model": "m", "search_parameters": {"mode": "auto"}}),
+            json!({"model": "m", "plugins": [{"id": "web"}]}),
+            json!({"model": "m", "plugins": {"id": "web"}}),
             json!({"model": "m", "background": true}),
         ] {
-            assert!(refused(&request, &trusted()).is_some(), "{request}");
+            for policy in [ResolvedPolicy::None, trusted()] {
+                assert!(refused(&request, &policy).is_some(), "{request}");
+            }
         }
-        let stored = json!({"prompt": {"id": "pmpt_1"}});
-        assert!(refused(&stored, &ResolvedPolicy::None).is_some());
-        assert_eq!(refused(&stored, &trusted()), None);
+        for request in
+            [json!({"prompt": {"id": "pmpt_1"}}), json!({"plugins": [{"id": "file-parser"}]})]
+        {
+            assert!(refused(&request, &ResolvedPolicy::None).is_some(), "{request}");
+            assert_eq!(refused(&request, &trusted()), None, "{request}");
+        }
+        let plain = json!({"model": "org/online:free", "models": ["m:nitro"], "plugins": []});
+        assert_eq!(refused(&plain, &ResolvedPolicy::None), None);
+    }
+
+    #[test]
+    fn request_of_too_many_values_is_malformed() {
+        // The request and the list are values too.
+        for (count, allowed) in [(MAX_NODES - 2, true), (MAX_NODES - 1, false)] {
+            let body = format!("{{\"input\":[{}0]}}", "0,".repeat(count - 1));
+            assert_eq!(check(body.as_bytes(), &trusted()).is_ok(), allowed, "{count}");
+        }
     }
 
     #[test]
