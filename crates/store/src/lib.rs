@@ -51,7 +51,7 @@ pub use database::{DatabaseUrl, DatabaseUrlError};
 pub use error::StoreError;
 pub use idempotency::Claim;
 pub use leases::Lease;
-pub use memory::MemoryObservations;
+pub use memory::{MAX_MEMORY_CALL_ITEMS, MemoryObservations};
 pub use prompts::NewPrompt;
 pub use removals::Removal;
 pub use sessions::{

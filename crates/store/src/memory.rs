@@ -1,20 +1,26 @@
 //! The memory of a repository: entities with observations, and relations between them. The changes
 //! are those of the stock MCP memory server; unlike there, an entity and each of its observations
-//! exist once even if one request repeats them.
+//! exist once even if one request repeats them. The size of a call is checked before its
+//! transaction, because a transaction holds the only writer of the database.
 
-use std::collections::{HashMap, HashSet};
+mod call_size;
+
+use std::collections::{HashMap, hash_map::Entry};
 
 use harvest_proto::{
     RepositoryName,
     api::{MemoryEntity, MemoryGraph, MemoryRelation},
 };
 
+use self::call_size::CallSize;
 use crate::{DbConnection, DbRow, Store, StoreError, job::JobFuture, reserve::OnFullDisk, row};
 
 // PostgreSQL refuses an index entry of more than 2,704 bytes, and relations are indexed by three
 // names and the repository's.
 const MAX_NAME_BYTES: usize = 512;
 const MAX_OBSERVATION_BYTES: usize = 8 * 1024;
+/// The number of items, nested ones included, in one call of an agent.
+pub const MAX_MEMORY_CALL_ITEMS: usize = 1000;
 // A graph is read as a whole, by agents too, and fits into the body of one request.
 const MAX_GRAPH_CHARACTERS: u64 = 256 * 1024;
 // What a row adds to the characters of its texts when the graph is written as JSON.
@@ -71,12 +77,17 @@ impl Store {
         repository: &RepositoryName,
         graph: MemoryGraph,
     ) -> Result<(), StoreError> {
+        CallSize::default()
+            .entities(&graph.entities)
+            .relations(&graph.relations)
+            .check_graph(repository.as_ref())?;
         self.memory_change(repository, OnFullDisk::Refuse, |mut memory| {
             Box::pin(async move {
                 memory.clear().await?;
+                let mut last = 0;
                 for entity in &graph.entities {
-                    if memory.create_entity(entity).await?.is_none() {
-                        memory.observe(&entity.name, &entity.observations).await?;
+                    if memory.create_entity(entity, &mut last).await?.is_none() {
+                        memory.observe(&name(&entity.name)?, &entity.observations).await?;
                     }
                 }
                 memory.create_relations(graph.relations).await?;
@@ -100,11 +111,13 @@ impl Store {
         repository: &RepositoryName,
         entities: Vec<MemoryEntity>,
     ) -> Result<Vec<MemoryEntity>, StoreError> {
+        CallSize::default().entities(&entities).check_call()?;
         self.memory_change(repository, OnFullDisk::Refuse, |mut memory| {
             Box::pin(async move {
                 let mut created = Vec::new();
+                let mut last = memory.last_position("memory_entities").await?;
                 for entity in &entities {
-                    created.extend(memory.create_entity(entity).await?);
+                    created.extend(memory.create_entity(entity, &mut last).await?);
                 }
                 memory.check_size().await?;
                 Ok(created)
@@ -119,6 +132,7 @@ impl Store {
         repository: &RepositoryName,
         relations: Vec<MemoryRelation>,
     ) -> Result<Vec<MemoryRelation>, StoreError> {
+        CallSize::default().relations(&relations).check_call()?;
         self.memory_change(repository, OnFullDisk::Refuse, |mut memory| {
             Box::pin(async move {
                 let created = memory.create_relations(relations).await?;
@@ -135,6 +149,7 @@ impl Store {
         repository: &RepositoryName,
         observations: Vec<MemoryObservations>,
     ) -> Result<Vec<MemoryObservations>, StoreError> {
+        CallSize::default().observations(&observations).check_call()?;
         self.memory_change(repository, OnFullDisk::Refuse, |mut memory| {
             Box::pin(async move {
                 let mut added = Vec::new();
@@ -159,6 +174,7 @@ impl Store {
         repository: &RepositoryName,
         names: Vec<String>,
     ) -> Result<(), StoreError> {
+        CallSize::default().texts(&names).check_call()?;
         self.memory_change(repository, OnFullDisk::Try, |mut memory| {
             Box::pin(async move {
                 for name in names {
@@ -187,17 +203,11 @@ impl Store {
         repository: &RepositoryName,
         observations: Vec<MemoryObservations>,
     ) -> Result<(), StoreError> {
+        CallSize::default().observations(&observations).check_call()?;
         self.memory_change(repository, OnFullDisk::Try, |mut memory| {
             Box::pin(async move {
                 for MemoryObservations { entity, contents } in observations {
-                    for text in contents {
-                        memory
-                            .execute(
-                                "DELETE FROM memory_observations WHERE repository = $1 AND entity = $2 AND text = $3",
-                                [&entity, &text],
-                            )
-                            .await?;
-                    }
+                    memory.forget(&row::replace_nul(entity), contents).await?;
                 }
                 Ok(())
             })
@@ -211,6 +221,7 @@ impl Store {
         repository: &RepositoryName,
         relations: Vec<MemoryRelation>,
     ) -> Result<(), StoreError> {
+        CallSize::default().relations(&relations).check_call()?;
         self.memory_change(repository, OnFullDisk::Try, |mut memory| {
             Box::pin(async move {
                 for MemoryRelation { from, to, relation_type } in relations {
@@ -249,7 +260,8 @@ impl Store {
                     if known.is_none() {
                         return Err(StoreError::missing(format!("repository `{repository}`")));
                     }
-                    change(MemoryWriter { connection, repository }).await
+                    let observed = HashMap::new();
+                    change(MemoryWriter { connection, repository, observed }).await
                 })
             })
             .await
@@ -260,6 +272,15 @@ impl Store {
 struct MemoryWriter<'c> {
     connection: &'c mut DbConnection,
     repository: String,
+    /// The observations of the entities that this change has read, so that it reads them once.
+    observed: HashMap<String, Observed>,
+}
+
+/// The observations about one entity.
+#[derive(Default)]
+struct Observed {
+    positions: HashMap<String, i64>,
+    last: i64,
 }
 
 impl MemoryWriter<'_> {
@@ -282,6 +303,14 @@ impl MemoryWriter<'_> {
         Ok(())
     }
 
+    async fn last_position(&mut self, table: &'static str) -> Result<i64, StoreError> {
+        let sql = format!(
+            "SELECT COALESCE(MAX(position), 0) AS position FROM {table} WHERE repository = $1"
+        );
+        let query = sqlx::query(sqlx::AssertSqlSafe(sql)).bind(self.repository.clone());
+        row::count(&query.fetch_one(&mut *self.connection).await?, "position")
+    }
+
     async fn has_entity(&mut self, entity: &str) -> Result<bool, StoreError> {
         let found =
             sqlx::query("SELECT name FROM memory_entities WHERE repository = $1 AND name = $2")
@@ -292,23 +321,28 @@ impl MemoryWriter<'_> {
         Ok(found.is_some())
     }
 
-    /// Creates an entity, unless there is one of this name.
+    /// Creates an entity after the last position, unless there is one of this name.
     async fn create_entity(
         &mut self,
         entity: &MemoryEntity,
+        last: &mut i64,
     ) -> Result<Option<MemoryEntity>, StoreError> {
         let (name, kind) = (name(&entity.name)?, name(&entity.entity_type)?);
-        let created = self
-            .execute(
-                "INSERT INTO memory_entities (repository, name, kind, position) VALUES ($1, $2, $3,
-                 (SELECT COALESCE(MAX(position), 0) + 1 FROM memory_entities WHERE repository = $1))
-                 ON CONFLICT (repository, name) DO NOTHING",
-                [&name, &kind],
-            )
-            .await?;
-        if created == 0 {
+        let created = sqlx::query(
+            "INSERT INTO memory_entities (repository, name, kind, position) VALUES ($1, $2, $3, $4)
+             ON CONFLICT (repository, name) DO NOTHING",
+        )
+        .bind(self.repository.clone())
+        .bind(name.clone())
+        .bind(kind.clone())
+        .bind(*last + 1)
+        .execute(&mut *self.connection)
+        .await?;
+        if created.rows_affected() == 0 {
             return Ok(None);
         }
+        *last += 1;
+        self.observed.insert(name.clone(), Observed::default());
         let observations = self.observe(&name, &entity.observations).await?;
         Ok(Some(MemoryEntity { name, entity_type: kind, observations }))
     }
@@ -318,18 +352,23 @@ impl MemoryWriter<'_> {
         relations: Vec<MemoryRelation>,
     ) -> Result<Vec<MemoryRelation>, StoreError> {
         let mut new = Vec::new();
+        let mut last = self.last_position("memory_relations").await?;
         for MemoryRelation { from, to, relation_type } in relations {
             let (from, to, relation_type) = (name(&from)?, name(&to)?, name(&relation_type)?);
-            let created = self
-                .execute(
-                    "INSERT INTO memory_relations (repository, source, target, kind, position)
-                     VALUES ($1, $2, $3, $4,
-                     (SELECT COALESCE(MAX(position), 0) + 1 FROM memory_relations WHERE repository = $1))
-                     ON CONFLICT (repository, source, target, kind) DO NOTHING",
-                    [&from, &to, &relation_type],
-                )
-                .await?;
-            if created > 0 {
+            let created = sqlx::query(
+                "INSERT INTO memory_relations (repository, source, target, kind, position)
+                 VALUES ($1, $2, $3, $4, $5)
+                 ON CONFLICT (repository, source, target, kind) DO NOTHING",
+            )
+            .bind(self.repository.clone())
+            .bind(from.clone())
+            .bind(to.clone())
+            .bind(relation_type.clone())
+            .bind(last + 1)
+            .execute(&mut *self.connection)
+            .await?;
+            if created.rows_affected() > 0 {
+                last += 1;
                 new.push(MemoryRelation { from, to, relation_type });
             }
         }
@@ -342,31 +381,20 @@ impl MemoryWriter<'_> {
         entity: &str,
         contents: &[String],
     ) -> Result<Vec<String>, StoreError> {
-        let rows = sqlx::query(
-            "SELECT text, position FROM memory_observations WHERE repository = $1 AND entity = $2",
-        )
-        .bind(self.repository.clone())
-        .bind(entity.to_owned())
-        .fetch_all(&mut *self.connection)
-        .await?;
-        let (mut known, mut last) = (HashSet::new(), 0);
-        for row in &rows {
-            known.insert(row::text(row, "text")?);
-            last = last.max(row::count::<i64>(row, "position")?);
-        }
+        self.read_observations(entity).await?;
+        let observed = self.observed.entry(entity.to_owned()).or_default();
         let mut added = Vec::new();
         for text in contents {
             let text = bounded("an observation", text, MAX_OBSERVATION_BYTES)?;
-            if !known.insert(text.clone()) {
-                continue;
-            }
-            last += 1;
+            let Entry::Vacant(new) = observed.positions.entry(text.clone()) else { continue };
+            observed.last += 1;
+            new.insert(observed.last);
             sqlx::query(
                 "INSERT INTO memory_observations (repository, entity, position, text) VALUES ($1, $2, $3, $4)",
             )
             .bind(self.repository.clone())
             .bind(entity.to_owned())
-            .bind(last)
+            .bind(observed.last)
             .bind(text.clone())
             .execute(&mut *self.connection)
             .await?;
@@ -375,19 +403,53 @@ impl MemoryWriter<'_> {
         Ok(added)
     }
 
+    /// Deletes observations about an entity by their positions, which are indexed.
+    async fn forget(&mut self, entity: &str, contents: Vec<String>) -> Result<(), StoreError> {
+        self.read_observations(entity).await?;
+        let observed = self.observed.entry(entity.to_owned()).or_default();
+        for text in contents {
+            let Some(position) = observed.positions.remove(&row::replace_nul(text)) else {
+                continue;
+            };
+            sqlx::query(
+                "DELETE FROM memory_observations WHERE repository = $1 AND entity = $2 AND position = $3",
+            )
+            .bind(self.repository.clone())
+            .bind(entity.to_owned())
+            .bind(position)
+            .execute(&mut *self.connection)
+            .await?;
+        }
+        Ok(())
+    }
+
+    /// Reads the observations about an entity, unless this change has done so.
+    async fn read_observations(&mut self, entity: &str) -> Result<(), StoreError> {
+        if self.observed.contains_key(entity) {
+            return Ok(());
+        }
+        let rows = sqlx::query(
+            "SELECT text, position FROM memory_observations WHERE repository = $1 AND entity = $2",
+        )
+        .bind(self.repository.clone())
+        .bind(entity.to_owned())
+        .fetch_all(&mut *self.connection)
+        .await?;
+        let mut observed = Observed::default();
+        for row in &rows {
+            let position = row::count(row, "position")?;
+            observed.last = observed.last.max(position);
+            observed.positions.insert(row::text(row, "text")?, position);
+        }
+        self.observed.insert(entity.to_owned(), observed);
+        Ok(())
+    }
+
     /// Refuses a change that made the graph too large.
     async fn check_size(&mut self) -> Result<(), StoreError> {
         let query = sqlx::query(SIZE).bind(self.repository.clone());
         let size: u64 = row::count(&query.fetch_one(&mut *self.connection).await?, "size")?;
-        if size <= MAX_GRAPH_CHARACTERS {
-            return Ok(());
-        }
-        let what = format!(
-            "the memory of `{}` would exceed {MAX_GRAPH_CHARACTERS} characters; delete entities or \
-             observations that are no longer needed",
-            self.repository
-        );
-        Err(StoreError::TooLarge { what })
+        call_size::check_graph(&self.repository, size)
     }
 }
 

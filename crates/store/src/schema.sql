@@ -239,6 +239,8 @@ CREATE TABLE memory_relations (
     PRIMARY KEY (repository, source, target, kind)
 );
 
+CREATE INDEX memory_relations_by_target ON memory_relations (repository, target);
+
 CREATE TABLE removals (
     kind TEXT NOT NULL,
     id TEXT NOT NULL,

@@ -1,12 +1,14 @@
 //! The nine tools of the stock MCP memory server, on the memory of the session's repository, which
 //! all its sessions share. Names, arguments and results are those of the stock server.
 
+use std::collections::HashSet;
+
 use harvest_gateway::ledger::ToolResult;
 use harvest_proto::{
     RepositoryName,
     api::{MemoryEntity, MemoryGraph, MemoryRelation},
 };
-use harvest_store::MemoryObservations;
+use harvest_store::{MAX_MEMORY_CALL_ITEMS, MemoryObservations};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -218,6 +220,7 @@ async fn run(
         }
         "open_nodes" => {
             let Names { names } = arguments(given)?;
+            let names = distinct(names)?;
             let graph = store.memory_read(repository).await?;
             found(&select(graph, |entity| names.contains(&entity.name)))
         }
@@ -235,6 +238,18 @@ fn found(graph: &MemoryGraph) -> ToolResult {
     document(&graph, json!(graph))
 }
 
+/// The names of a call that reads, which has the same limit as one that writes.
+fn distinct(names: Vec<String>) -> Result<HashSet<String>, ToolError> {
+    if names.len() > MAX_MEMORY_CALL_ITEMS {
+        let why = format!(
+            "the call has {} items of at most {MAX_MEMORY_CALL_ITEMS}; split it into several calls",
+            names.len()
+        );
+        return Err(ToolError::Refused(why));
+    }
+    Ok(names.into_iter().collect())
+}
+
 /// The entities whose name, type or observations contain the query, in any case.
 fn search(graph: MemoryGraph, query: &str) -> MemoryGraph {
     let query = query.to_lowercase();
@@ -249,7 +264,8 @@ fn search(graph: MemoryGraph, query: &str) -> MemoryGraph {
 /// Some entities, and the relations that begin or end at one of them.
 fn select(mut graph: MemoryGraph, wanted: impl Fn(&MemoryEntity) -> bool) -> MemoryGraph {
     graph.entities.retain(wanted);
-    let has = |name: &String| graph.entities.iter().any(|entity| entity.name == *name);
+    let names: HashSet<&str> = graph.entities.iter().map(|entity| entity.name.as_str()).collect();
+    let has = |name: &str| names.contains(name);
     graph.relations.retain(|relation| has(&relation.from) || has(&relation.to));
     graph
 }
@@ -292,6 +308,14 @@ mod tests {
     fn opened_nodes_keep_relations_to_other_nodes() {
         let opened = select(graph(), |entity| entity.name == "db");
         assert_eq!((names(&opened), opened.relations.len()), (vec!["db"], 2));
+    }
+
+    #[test]
+    fn too_many_names_are_not_opened() {
+        let names = |count: usize| (0..count).map(|number| number.to_string()).collect();
+        assert_eq!(distinct(names(1000)).unwrap().len(), 1000);
+        let refused = distinct(names(1001)).unwrap_err().to_string();
+        assert_eq!(refused, "the call has 1001 items of at most 1000; split it into several calls");
     }
 
     #[test]

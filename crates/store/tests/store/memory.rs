@@ -20,6 +20,8 @@ on_both! {
     replacing_merges_entities_of_one_name,
     failed_operation_changes_nothing,
     names_and_graphs_have_a_limit,
+    too_large_calls_change_nothing,
+    repeated_observations_keep_their_order,
 }
 
 /// The operations of the stock server that change the graph.
@@ -253,12 +255,69 @@ async fn names_and_graphs_have_a_limit(test: TestStore) {
     let refused = test.store.memory_create_entities(&name, vec![entity(&(long + "x"), &[])]).await;
     assert!(matches!(refused.unwrap_err(), StoreError::TooLarge { .. }));
     let text = "o".repeat(8 * 1024);
-    let texts: Vec<String> = (0..40).map(|number| format!("{number}{}", &text[2..])).collect();
+    let texts: Vec<String> = (0..20).map(|number| format!("{number}{}", &text[2..])).collect();
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    test.store.memory_create_entities(&name, vec![entity("first", &texts)]).await.unwrap();
     let refused = test.store.memory_create_entities(&name, vec![entity("big", &texts)]).await;
     assert!(refused.unwrap_err().to_string().contains("exceed 262144 characters"));
-    assert_eq!(test.store.memory_read(&name).await.unwrap().entities, []);
+    assert_eq!(test.store.memory_read(&name).await.unwrap().entities.len(), 1);
     let nul = entity("a\0b", &["c\0"]);
     let created = test.store.memory_create_entities(&name, vec![nul]).await.unwrap();
     assert_eq!(created, [entity("a\u{2400}b", &["c\u{2400}"])]);
+}
+
+async fn too_large_calls_change_nothing(test: TestStore) {
+    let name = test.repository("app").await;
+    let names = |count: usize| (0..count).map(|number| number.to_string()).collect::<Vec<_>>();
+    let about = |contents| vec![MemoryObservations { entity: "api".into(), contents }];
+    test.store.memory_create_entities(&name, vec![entity("api", &["1"])]).await.unwrap();
+    test.store.memory_create_relations(&name, vec![relation("1", "2")]).await.unwrap();
+    let before = test.store.memory_read(&name).await.unwrap();
+    let many = MemoryEntity { observations: names(1000), ..entity("many", &[]) };
+    let relations: Vec<_> = names(1001).iter().map(|from| relation(from, "2")).collect();
+    let long = vec!["x".repeat(256 * 1024)];
+    for operation in [
+        Operation::CreateEntities(vec![many]),
+        Operation::CreateRelations(relations.clone()),
+        Operation::AddObservations(about(names(1000))),
+        Operation::DeleteEntities(names(1001)),
+        Operation::DeleteObservations(about(names(1000))),
+        Operation::DeleteRelations(relations),
+        Operation::DeleteEntities(long.clone()),
+        Operation::DeleteObservations(about(long)),
+    ] {
+        let refused = test.operate(&name, operation).await.unwrap_err().to_string();
+        assert!(refused.contains("split it into several calls"), "{refused}");
+    }
+    assert_eq!(test.store.memory_read(&name).await.unwrap(), before);
+    // The largest call is accepted; a whole graph has more items.
+    test.operate(&name, Operation::AddObservations(about(names(999)))).await.unwrap();
+    test.operate(&name, Operation::DeleteObservations(about(names(999)))).await.unwrap();
+    let large = MemoryEntity { observations: names(2000), ..entity("large", &[]) };
+    let graph = MemoryGraph { entities: vec![large], relations: Vec::new() };
+    test.store.memory_replace(&name, graph.clone()).await.unwrap();
+    assert_eq!(test.store.memory_read(&name).await.unwrap(), graph);
+    let repeated = MemoryGraph { entities: vec![graph.entities[0].clone(); 30], ..graph.clone() };
+    let refused = test.store.memory_replace(&name, repeated).await.unwrap_err().to_string();
+    assert!(refused.contains("exceed 262144 characters"), "{refused}");
+    assert_eq!(test.store.memory_read(&name).await.unwrap(), graph);
+}
+
+async fn repeated_observations_keep_their_order(test: TestStore) {
+    let name = test.repository("app").await;
+    test.store.memory_create_entities(&name, vec![entity("api", &["a"])]).await.unwrap();
+    let about = |texts: &[&str]| MemoryObservations {
+        entity: "api".into(),
+        contents: texts.iter().map(|text| (*text).to_owned()).collect(),
+    };
+    let added = test
+        .store
+        .memory_add_observations(&name, vec![about(&["b", "a"]), about(&["b", "c\0"])])
+        .await
+        .unwrap();
+    assert_eq!(added, [about(&["b"]), about(&["c\u{2400}"])]);
+    let deleted = vec![about(&["a", "a"]), about(&["c\0"])];
+    test.store.memory_delete_observations(&name, deleted).await.unwrap();
+    let graph = test.store.memory_read(&name).await.unwrap();
+    assert_eq!(graph.entities, [entity("api", &["b"])]);
 }
