@@ -25,9 +25,12 @@ mod restarts;
 mod standalone;
 #[path = "sessions/tokens.rs"]
 mod tokens;
+#[path = "sessions/tools.rs"]
+mod tools;
 
 use std::{
     any::Any,
+    collections::HashMap,
     sync::{Arc, Mutex},
     time::Duration,
 };

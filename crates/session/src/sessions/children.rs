@@ -26,6 +26,8 @@ impl Sessions {
         let key = format!("{parent}/{}", child.key);
         let _one_at_a_time = self.shared.spawning.lock().await;
         if let Some(known) = store.session_by_key(&key).await? {
+            // The call that created it may have failed before the driver was started.
+            self.handle(&known).await?;
             return self.get(&known).await;
         }
         let record = store.session_get(parent).await?;

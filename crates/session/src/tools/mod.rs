@@ -13,6 +13,7 @@ use harvest_gateway::ledger::{ToolResult, Tools};
 use harvest_proto::{Hint, SessionId};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
+use tracing::Instrument as _;
 
 use crate::{
     context::Shared, error::SessionError, error_chain::error_chain, tool_host::ToolHost,
@@ -48,6 +49,17 @@ impl SessionTools {
     fn host(&self) -> Result<Arc<dyn ToolHost>, ToolError> {
         let host = self.shared.tool_host.get().and_then(|find| find());
         host.ok_or(ToolError::Session(SessionError::Stopped))
+    }
+
+    /// Runs a change to completion, even when the agent's connection ends meanwhile: a cancelled
+    /// one could leave a session without a driver, or a pull request that is not recorded.
+    async fn detach<T: Send + 'static>(
+        &self,
+        change: impl Future<Output = Result<T, SessionError>> + Send + 'static,
+    ) -> Result<T, ToolError> {
+        let done = self.shared.tasks.spawn_to_completion(change.in_current_span()).await;
+        let panicked = |_| Err(ToolError::Refused("the tool panicked; see the log".to_owned()));
+        done.map_or_else(panicked, |done| Ok(done?))
     }
 }
 

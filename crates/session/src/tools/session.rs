@@ -105,7 +105,9 @@ async fn spawn(tools: &SessionTools, given: Value) -> Result<ToolResult, ToolErr
     }
     let Wanted { prompt, key, repository } = arguments(given)?;
     let child = ChildSpec { prompt, key, repository };
-    let child = describe(&tools.host()?.spawn_child(&tools.session, child).await?);
+    let (host, parent) = (tools.host()?, tools.session.clone());
+    let created = tools.detach(async move { host.spawn_child(&parent, child).await }).await?;
+    let child = describe(&created);
     Ok(document(&child, child.clone()))
 }
 
@@ -154,7 +156,9 @@ async fn create_pull_request(tools: &SessionTools, given: Value) -> Result<ToolR
         let why = "the history of this session is full; the pull request is opened after your turn";
         return Err(ToolError::Refused(why.to_owned()));
     }
-    let pulls = tools.shared.repositories.open_pull_requests(&tools.session, &text).await?;
+    let (repositories, session) = (tools.shared.repositories.clone(), tools.session.clone());
+    let opening = async move { repositories.open_pull_requests(&session, &text).await };
+    let pulls = tools.detach(opening).await?;
     if pulls.is_empty() {
         let why = "there is no pull request to open; commit your work and run `git push` first, or \
                    the repository's forge is not supported";

@@ -14,7 +14,11 @@ pub(crate) struct Harness {
 }
 
 #[derive(Default)]
-pub(crate) struct RecordingDoors(pub(crate) Mutex<Vec<DoorPolicy>>);
+pub(crate) struct RecordingDoors(
+    pub(crate) Mutex<Vec<DoorPolicy>>,
+    /// The tools of each session.
+    pub(crate) Mutex<HashMap<SessionId, Arc<dyn Tools>>>,
+);
 
 #[async_trait]
 impl Doors for RecordingDoors {
@@ -23,8 +27,10 @@ impl Doors for RecordingDoors {
         _: Box<dyn DoorListener>,
         policy: DoorPolicy,
         observer: Option<DoorObserver>,
-        _: Option<Arc<dyn Tools>>,
+        tools: Option<Arc<dyn Tools>>,
     ) -> Box<dyn Any + Send> {
+        let session = policy.session.clone();
+        self.1.lock().unwrap().extend(tools.map(|tools| (session, tools)));
         self.0.lock().unwrap().push(policy);
         // A build's door: its sandbox looks up a name that is not allowed.
         if let Some(observer) = observer {
