@@ -7,8 +7,8 @@ use harvest_store::{Lease, Store};
 
 use crate::{
     error::SessionError, monotonic_clock::MonotonicClock, removals::Removals,
-    repositories::Repositories, retention::RetentionEnforcer, sandbox_context::SandboxContext,
-    tasks::Tasks, timeouts::Timeouts, tool_host::FindToolHost,
+    repositories::Repositories, retention::RetentionEnforcer, root_locks::RootLocks,
+    sandbox_context::SandboxContext, tasks::Tasks, timeouts::Timeouts, tool_host::FindToolHost,
 };
 
 pub(crate) struct Shared {
@@ -24,8 +24,8 @@ pub(crate) struct Shared {
     pub(crate) retention: Arc<RetentionEnforcer>,
     /// Set when the sessions are open.
     pub(crate) tool_host: OnceLock<FindToolHost>,
-    /// Held while an agent creates a session, so that its limits hold.
-    pub(crate) spawning: tokio::sync::Mutex<()>,
+    /// Held while an agent creates a session, so that the limits below its root hold.
+    pub(crate) spawning: RootLocks,
 }
 
 impl Shared {

@@ -32,6 +32,7 @@ mod reconcile;
 mod removals;
 mod repositories;
 mod retention;
+mod root_locks;
 mod sandbox_context;
 pub mod sandboxes;
 mod server_parts;

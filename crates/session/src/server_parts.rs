@@ -20,6 +20,7 @@ use crate::{
     removals::Removals,
     repositories::{Repositories, RepositoryContext, Trusted},
     retention::{Retention, RetentionEnforcer},
+    root_locks::RootLocks,
     sandbox_context::SandboxContext,
     sandboxes::{Limits, SandboxProvider, Sandboxes},
     sessions::Sessions,
@@ -140,7 +141,7 @@ async fn shared(
         removals,
         retention: Arc::new(retention),
         tool_host: OnceLock::new(),
-        spawning: tokio::sync::Mutex::default(),
+        spawning: RootLocks::default(),
     })
 }
 

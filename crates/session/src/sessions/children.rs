@@ -24,15 +24,15 @@ impl Sessions {
     ) -> Result<Session, SessionError> {
         let store = &self.shared.store;
         let key = format!("{parent}/{}", child.key);
-        let _one_at_a_time = self.shared.spawning.lock().await;
+        let above = store.child_lineage(parent).await?;
+        let root = above.as_ref().map_or_else(|| parent.clone(), |above| above.root.clone());
+        let _one_at_a_time = self.shared.spawning.lock(&root).await;
         if let Some(known) = store.session_by_key(&key).await? {
             // The call that created it may have failed before the driver was started.
             self.handle(&known).await?;
             return self.get(&known).await;
         }
         let record = store.session_get(parent).await?;
-        let above = store.child_lineage(parent).await?;
-        let root = above.as_ref().map_or_else(|| parent.clone(), |above| above.root.clone());
         check_limits(depth(above.as_ref()) + 1, store.child_counts(&root).await?)?;
         let lineage = Lineage { parent: parent.clone(), root };
         let author = record.session.author.clone();
