@@ -55,20 +55,25 @@ fn depth(lineage: Option<&Lineage>) -> u32 {
     }
 }
 
+/// Refuses a child above the limits, with what the agent can do instead.
 fn check_limits(depth: u32, counts: ChildCounts) -> Result<(), SessionError> {
-    let (what, hint) = if depth > MAX_DEPTH {
-        let what = "this session was created by one that was created itself".to_owned();
-        (what, "do this part of the work here")
+    let what = if depth > MAX_DEPTH {
+        "this session was created by one that was created itself; do this part of the work here"
+            .to_owned()
     } else if counts.all >= MAX_CHILDREN {
-        let what = format!("{MAX_CHILDREN} of {MAX_CHILDREN} sessions were created");
-        (what, "do the rest of the work here")
+        format!(
+            "{MAX_CHILDREN} of {MAX_CHILDREN} sessions were created; do the rest of the work here"
+        )
     } else if counts.active >= MAX_ACTIVE {
-        let what = format!("{} of {MAX_ACTIVE} created sessions are at work", counts.active);
-        (what, "wait until one has ended; session_status shows its state")
+        format!(
+            "{} of {MAX_ACTIVE} created sessions are at work; wait until one has ended \
+             (session_status shows its state)",
+            counts.active
+        )
     } else {
         return Ok(());
     };
-    Err(SessionError::conflict("child_limit", what, hint))
+    Err(SessionError::invalid("child_limit", what))
 }
 
 fn request(record: SessionRecord, child: ChildSpec, key: String) -> CreateSession {
@@ -105,8 +110,9 @@ mod tests {
         assert_eq!(refused(1, 0, 0), None);
         assert_eq!(refused(2, 14, 4), None);
         assert!(refused(3, 0, 0).unwrap().contains("created itself"));
-        assert_eq!(refused(1, 15, 0).unwrap(), "15 of 15 sessions were created");
-        assert_eq!(refused(1, 5, 5).unwrap(), "5 of 5 created sessions are at work");
+        let all = refused(1, 15, 0).unwrap();
+        assert_eq!(all, "15 of 15 sessions were created; do the rest of the work here");
+        assert!(refused(1, 5, 5).unwrap().starts_with("5 of 5 created sessions are at work; wait"));
     }
 
     #[test]

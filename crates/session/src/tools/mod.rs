@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use harvest_gateway::ledger::{ToolResult, Tools};
-use harvest_proto::{Hint, SessionId};
+use harvest_proto::SessionId;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use tracing::Instrument as _;
@@ -85,20 +85,31 @@ fn arguments<T: DeserializeOwned>(arguments: Value) -> Result<T, ToolError> {
     Ok(serde_json::from_value(arguments)?)
 }
 
+/// The failure for the agent. Hints name commands that exist outside the sandbox only.
 fn failure(error: &ToolError) -> ToolResult {
-    let hint = match error {
-        ToolError::Session(error) => error.hint(),
-        ToolError::Arguments(_) | ToolError::Refused(_) => None,
-    };
-    let text = match hint {
-        Some(hint) => format!("{}; {hint}", error_chain(error)),
-        None => error_chain(error),
-    };
-    ToolResult { text, structured: None, failed: true }
+    ToolResult { text: error_chain(error), structured: None, failed: true }
 }
 
 /// A result whose text is a value as JSON.
 fn document(text: &impl Serialize, structured: Value) -> ToolResult {
     let text = serde_json::to_string_pretty(text).expect("all keys are strings");
     ToolResult { text, structured: Some(structured), failed: false }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_name_no_commands_of_the_user() {
+        let refused =
+            SessionError::conflict("stopped", "it is stopped", "`harvest resume SESSION`");
+        for (error, text) in [
+            (SessionError::missing("repository `a/b`"), "there is no repository `a/b`"),
+            (refused, "it is stopped"),
+        ] {
+            let result = failure(&error.into());
+            assert_eq!((result.text.as_str(), result.failed), (text, true));
+        }
+    }
 }
