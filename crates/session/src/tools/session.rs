@@ -18,6 +18,7 @@ use crate::{repositories::PullRequestText, tool_host::ChildSpec};
 // A report is read by a person; its texts are stored as an event.
 const MAX_TEXT_CHARACTERS: usize = 4000;
 const MAX_ATTEMPTS: usize = 20;
+const MAX_REPORT_BYTES: usize = 48 * 1024;
 const MAX_TITLE_CHARACTERS: usize = 200;
 const MAX_BODY_CHARACTERS: usize = 30_000;
 
@@ -169,6 +170,13 @@ async fn create_pull_request(tools: &SessionTools, given: Value) -> Result<ToolR
 }
 
 async fn report_blocked(tools: &SessionTools, given: Value) -> Result<ToolResult, ToolError> {
+    tools.host()?.report_blocked(&tools.session, blocked(given)?).await?;
+    let text = "Reported. End your turn now; the next prompt is the answer".to_owned();
+    Ok(ToolResult { text, structured: Some(json!({ "reported": true })), failed: false })
+}
+
+/// The event of a report whose texts, and all of them together, are within their limits.
+fn blocked(given: Value) -> Result<EventBody, ToolError> {
     #[derive(Deserialize)]
     struct Report {
         criterion: String,
@@ -191,9 +199,11 @@ async fn report_blocked(tools: &SessionTools, given: Value) -> Result<ToolResult
         checkpoint: report.checkpoint.as_deref().map(|at| long("checkpoint", at)).transpose()?,
         needed_action: long("needed_action", &report.needed_action)?,
     };
-    tools.host()?.report_blocked(&tools.session, event).await?;
-    let text = "Reported. End your turn now; the next prompt is the answer".to_owned();
-    Ok(ToolResult { text, structured: Some(json!({ "reported": true })), failed: false })
+    if serde_json::to_vec(&event)?.len() > MAX_REPORT_BYTES {
+        let why = format!("the report has more than {MAX_REPORT_BYTES} bytes; shorten it");
+        return Err(ToolError::Refused(why));
+    }
+    Ok(event)
 }
 
 /// A text that is neither empty nor too long.
@@ -217,6 +227,24 @@ mod tests {
         assert_eq!(within("title", " \n", 10).unwrap_err().to_string(), "`title` is empty");
         let long = within("title", "ÄÖÜ", 2).unwrap_err().to_string();
         assert_eq!(long, "`title` has more than 2 characters");
+    }
+
+    #[test]
+    fn whole_blocked_report_is_bounded() {
+        let report = |attempts: usize, attempt: &str| {
+            blocked(json!({
+                "criterion": "It builds",
+                "error": "no network",
+                "attempts": vec![attempt; attempts],
+                "needed_action": "Allow example.org",
+            }))
+        };
+        let full = "x".repeat(MAX_TEXT_CHARACTERS);
+        assert!(report(12, &full).is_ok());
+        for (attempts, attempt) in [(13, full.as_str()), (12, &full.replace('x', "\u{1}"))] {
+            let refused = report(attempts, attempt).unwrap_err().to_string();
+            assert_eq!(refused, "the report has more than 49152 bytes; shorten it");
+        }
     }
 
     #[test]
