@@ -15,7 +15,7 @@ use hyper::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use harvest_proto::door::MCP_NAME;
+use harvest_proto::{door::MCP_NAME, json};
 
 use crate::{
     door::Door,
@@ -124,8 +124,7 @@ fn parse(body: &Bytes) -> Result<Message, (i64, &'static str)> {
         #[serde(default)]
         params: Value,
     }
-    let value: Value =
-        serde_json::from_slice(body).map_err(|_| (PARSE_ERROR, "the body is not JSON"))?;
+    let value: Value = json::from_slice(body).map_err(|_| (PARSE_ERROR, "the body is not JSON"))?;
     let invalid = (INVALID_REQUEST, "the body is not a JSON-RPC 2.0 message");
     let Raw { jsonrpc, id, method, params } = match value.is_object() {
         true => serde_json::from_value(value).map_err(|_| invalid)?,
@@ -223,6 +222,13 @@ mod tests {
             assert_eq!(parsed(invalid), Err(INVALID_REQUEST), "{invalid}");
         }
         assert_eq!(parsed("{"), Err(PARSE_ERROR));
+    }
+
+    #[test]
+    fn json_in_private_keys_is_not_parsed() {
+        let hidden = r#"{"$serde_json::private::RawValue":"[]"}"#;
+        let call = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"ping","params":{hidden}}}"#);
+        assert_eq!(parsed(&call), Err(PARSE_ERROR));
     }
 
     #[test]

@@ -10,6 +10,7 @@ pub mod door;
 pub mod event;
 pub mod hint;
 pub mod ids;
+pub mod json;
 pub mod launch;
 pub mod meminfo;
 pub mod names;

@@ -93,7 +93,7 @@ impl Decoder {
         }
         let Some(body) = self.buffer.get(4..4 + length) else { return Ok(None) };
         let frame = match body.split_first() {
-            Some((0, message)) => match serde_json::from_slice(message) {
+            Some((0, message)) => match crate::json::from_slice(message) {
                 Ok(message) => Frame::Control(message),
                 Err(source) => {
                     let message = message.to_vec();
@@ -139,6 +139,21 @@ mod tests {
         decoder.push(&[0, 0, 0, 3, 0, b'{', b'}']);
         assert!(matches!(decoder.take::<ToSupervisor>(), Err(FrameError::Message { .. })));
         assert!(matches!(decoder.take::<ToSupervisor>(), Ok(None)), "the message is skipped");
+    }
+
+    #[test]
+    fn event_with_private_key_is_unreadable() {
+        let event = r#"{"say":"event","number":7,"at":"2026-01-02T03:04:05Z","turn":null,
+            "body":{"type":"tool_started","call":"c","name":"n",
+            "input":{"$serde_json::private::RawValue":"[]"}}}"#;
+        let mut frame = u32::try_from(event.len() + 1).unwrap().to_be_bytes().to_vec();
+        frame.push(0);
+        frame.extend_from_slice(event.as_bytes());
+        let mut decoder = Decoder::default();
+        decoder.push(&frame);
+        let taken = decoder.take::<FromSupervisor>();
+        let Err(FrameError::Message { message, .. }) = taken else { panic!("{taken:?}") };
+        assert_eq!(OutboxEvent::unreadable(&message).unwrap().number, 7);
     }
 
     #[test]

@@ -43,7 +43,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use self::parse::StepJson;
-use crate::event::Usage;
+use crate::{event::Usage, json::PlainJson};
 
 const MARKER: &str = "script:";
 const DEFAULT_TEXT: &str = "This is the scripted model. It plays the script in a prompt; this prompt \
@@ -148,6 +148,10 @@ impl Script {
             // Without an array `script:` is ordinary text, for example a key of a CI configuration.
             if let Some(rest) = rest.filter(|rest| rest.starts_with('[')) {
                 let mut values = serde_json::Deserializer::from_str(rest).into_iter::<Value>();
+                let mut plain = serde_json::Deserializer::from_str(rest).into_iter::<PlainJson>();
+                if let Some(Err(error)) = plain.next() {
+                    return Err(ScriptError::NotJson(error.to_string()));
+                }
                 return match values.next() {
                     Some(Ok(value)) => Self::try_from(value).map(Some),
                     Some(Err(error)) => Err(ScriptError::NotJson(error.to_string())),
@@ -241,6 +245,12 @@ mod tests {
 
     fn problem(prompt: &str) -> String {
         Script::find(prompt).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn json_in_private_keys_is_not_parsed() {
+        let hidden = r#"script: [{"$serde_json::private::RawValue":"{\"text\":\"a\"}"}] and text"#;
+        assert!(matches!(Script::find(hidden), Err(ScriptError::NotJson(_))));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Parses the requests of each protocol as a conversation. Lenient: unknown content is ignored.
 
+use harvest_proto::json;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -9,10 +10,10 @@ use crate::model::route::Endpoint;
 /// Parses the body of a request.
 pub(super) fn parse(endpoint: Endpoint, body: &[u8]) -> serde_json::Result<Conversation> {
     Ok(match endpoint {
-        Endpoint::Responses => serde_json::from_slice::<ResponsesRequest>(body)?.into(),
-        Endpoint::Chat => serde_json::from_slice::<ChatRequest>(body)?.into(),
+        Endpoint::Responses => json::from_slice::<ResponsesRequest>(body)?.into(),
+        Endpoint::Chat => json::from_slice::<ChatRequest>(body)?.into(),
         Endpoint::Messages | Endpoint::CountTokens | Endpoint::Models => {
-            serde_json::from_slice::<MessagesRequest>(body)?.into()
+            json::from_slice::<MessagesRequest>(body)?.into()
         }
     })
 }
@@ -186,6 +187,16 @@ mod tests {
     fn step(endpoint: Endpoint, request: Value) -> (String, usize, usize) {
         let next = parse(endpoint, request.to_string().as_bytes()).unwrap().next_step();
         (next.prompt, next.step, next.earlier)
+    }
+
+    #[test]
+    fn json_in_private_keys_is_not_parsed() {
+        let hidden = r#"{"$serde_json::private::RawValue":"[]"}"#;
+        let body =
+            format!(r#"{{"messages":[{{"role":"user","content":{hidden}}}],"input":{hidden}}}"#);
+        for endpoint in [Endpoint::Messages, Endpoint::Responses, Endpoint::Chat] {
+            assert!(parse(endpoint, body.as_bytes()).is_err(), "{endpoint:?}");
+        }
     }
 
     #[test]
