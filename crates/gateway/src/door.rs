@@ -22,8 +22,8 @@ const REFUSAL_INTERVAL: Duration = Duration::from_secs(60);
 const MAX_REFUSALS: usize = 64;
 // Two requests of maximum size, or hundreds of usual ones, at a time; further requests wait.
 const BODY_MEMORY_KIB: usize = 64 * 1024;
-// Calls of tools at a time; further ones wait before their bodies are read. Separate from the memory
-// of model calls: a tool may run for minutes.
+// Calls of tools at a time; further ones wait before their bodies are read. Separate from the
+// memory of model calls: a tool may run for minutes.
 const MAX_TOOL_CALLS: usize = 16;
 
 /// Receives the events of a door that belongs to no session, in place of the ledger.

@@ -23,8 +23,8 @@ use crate::{
     ledger::{ToolResult, Tools},
 };
 
-// A tool's arguments are small. Parsed, a hostile body takes 16 to 32 times its size, as long as the
-// tool runs; the number of calls per door is limited.
+// A tool's arguments are small. Parsed, a hostile body takes 16 to 32 times its size, as long as
+// the tool runs; the number of calls per door is limited.
 const MAX_REQUEST_BYTES: usize = 1024 * 1024;
 
 /// Versions of the protocol that begin with `initialize`, newest first. To these the front is the
