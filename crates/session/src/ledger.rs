@@ -97,7 +97,8 @@ impl Ledger for StoreLedger {
 
     async fn reserve(&self, session: &SessionId) -> Result<(), Refusal> {
         let Some(budget) = self.budget_tokens else { return Ok(()) };
-        let usage = match self.store.session_usage(session).await {
+        // The sessions that agents create must not multiply the budget.
+        let usage = match self.store.root_usage(session).await {
             Ok(Some(usage)) => usage,
             // Builds use the door too, and have no session.
             Ok(None) => return Ok(()),

@@ -111,7 +111,8 @@ table! {
         author_email: String, "text", "git's own `user.email`, else `you@localhost`",
             "The e-mail address of the commit author";
         budget_tokens: u64, "number", "no limit",
-            "Model calls are refused once a session has used this many tokens";
+            "Model calls are refused once a session, with those that its agent created, has used \
+             this many tokens";
         store_driver: Driver, "`auto`, `dir` or `btrfs`", "`dir`",
             "The disk driver of a new `home`: plain folders, or btrfs, which snapshots and forks \
              in milliseconds but takes two to five times as long for large and random writes; an \

@@ -11,7 +11,6 @@ use harvest_proto::{
     Timestamp,
     api::{Session, SessionRepository, SessionState},
     bridge::Author,
-    event::Usage,
     repository_name::WORKSPACE,
 };
 
@@ -111,16 +110,6 @@ impl Store {
             .bind(session.to_string());
         let found = self.optional(query, row::author).await?;
         found.ok_or_else(|| StoreError::missing(format!("session {session}")))
-    }
-
-    /// The tokens a session has used; `None` when there is no such session.
-    pub async fn session_usage(&self, session: &SessionId) -> Result<Option<Usage>, StoreError> {
-        let query = sqlx::query(
-            "SELECT input_tokens, output_tokens, cache_read_tokens, cache_write_tokens
-             FROM sessions WHERE id = $1",
-        )
-        .bind(session.to_string());
-        self.optional(query, row::usage).await
     }
 
     /// Size of a session's events; `None` when there is no such session.

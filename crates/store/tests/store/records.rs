@@ -244,11 +244,11 @@ async fn narrow_reads_agree_with_the_session(test: TestStore) {
     let whole = store.session_get(&session).await.unwrap().session;
     assert!(store.session_exists(&session).await.unwrap());
     assert_eq!(store.session_author(&session).await.unwrap(), whole.author);
-    assert_eq!(store.session_usage(&session).await.unwrap(), Some(whole.usage));
+    assert_eq!(store.root_usage(&session).await.unwrap(), Some(whole.usage));
     let unknown = SessionId::random();
     assert!(!store.session_exists(&unknown).await.unwrap());
     assert!(matches!(store.session_author(&unknown).await, Err(StoreError::NotFound { .. })));
-    assert_eq!(store.session_usage(&unknown).await.unwrap(), None);
+    assert_eq!(store.root_usage(&unknown).await.unwrap(), None);
 }
 
 async fn session_pages_cover_all_sessions_once(test: TestStore) {
