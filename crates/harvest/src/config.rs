@@ -56,8 +56,8 @@ pub(crate) struct Config {
     /// The name of the first token's user, who authors commits.
     pub(crate) author_name: Option<String>,
     pub(crate) author_email: Option<String>,
-    /// Model calls are refused once a session, with those that its agent created, has used this many
-    /// tokens.
+    /// Model calls are refused once a session, with those that its agent created, has used this
+    /// many tokens.
     pub(crate) budget_tokens: Option<u64>,
     /// The services for model calls.
     pub(crate) upstreams: Upstreams,
