@@ -7,16 +7,22 @@
 mod activity;
 mod highlight;
 mod markdown;
+mod text;
 mod tool;
 
 use std::collections::HashSet;
 
 use self::{
-    activity::ActivityTracker, highlight::highlight, markdown::Markdown, tool::ResultSummary,
+    activity::ActivityTracker,
+    highlight::highlight,
+    markdown::Markdown,
+    text::{describe_agent_exit, describe_snapshot_kind, indent_continuation, with_tail},
+    tool::ResultSummary,
 };
 pub(crate) use self::{
     activity::{Activity, phase_label},
     markdown::markdown_text,
+    text::{describe_exit, first_line, short_commit, truncate},
 };
 use crate::{
     printer::human_millis,
@@ -26,8 +32,7 @@ use crate::{
 use harvest_proto::{
     Event, EventBody, RepositoryName, StateReason, Timestamp,
     api::{CheckOutcome, Evidence, Session, SessionState},
-    bridge::Exit,
-    event::{BootPhase, McpState, PhaseStatus, PlanStep, SnapshotKind, StepStatus, TurnOutcome},
+    event::{BootPhase, McpState, PhaseStatus, PlanStep, StepStatus, TurnOutcome},
 };
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -440,66 +445,6 @@ fn check_result(evidence: &Evidence, of: &str) -> Vec<String> {
 fn question_lines(question: &str, options: &[String]) -> Vec<String> {
     let options = (1..).zip(options).map(|(number, option)| format!("  {number}. {option}"));
     std::iter::once(format!("? {question}")).chain(options).collect()
-}
-
-/// `exit 1`, `signal 9`, `out of memory`.
-pub(crate) fn describe_exit(exit: Exit) -> String {
-    match exit {
-        Exit::Code(code) => format!("exit {code}"),
-        Exit::Signal(signal) => format!("signal {signal}"),
-        Exit::Oom => "out of memory".into(),
-        Exit::Timeout => "timed out".into(),
-        Exit::Killed => "killed".into(),
-    }
-}
-
-fn describe_agent_exit(exit: Exit) -> String {
-    match exit {
-        Exit::Code(code) => format!("exited with code {code}"),
-        Exit::Signal(signal) => format!("was killed by signal {signal}"),
-        Exit::Oom => "ran out of memory".into(),
-        Exit::Timeout => "timed out".into(),
-        Exit::Killed => "was killed".into(),
-    }
-}
-
-fn describe_snapshot_kind(kind: SnapshotKind) -> &'static str {
-    match kind {
-        SnapshotKind::Turn => "turn",
-        SnapshotKind::Pause => "pause",
-        SnapshotKind::Recovered => "recovered disk",
-        SnapshotKind::Build => "build",
-    }
-}
-
-/// Splits text into lines and indents all but the first, so that untrusted text cannot imitate
-/// Harvest's own lines.
-fn indent_continuation(text: &str) -> Vec<String> {
-    let text = sanitize(text);
-    let mut lines = text.lines();
-    let first = lines.next().unwrap_or("").to_owned();
-    std::iter::once(first).chain(lines.map(|line| format!("    {line}"))).collect()
-}
-
-fn with_tail(line: String, tail: &str) -> Vec<String> {
-    std::iter::once(line).chain(tail.lines().map(|line| format!("  | {line}"))).collect()
-}
-
-pub(crate) fn first_line(text: &str) -> &str {
-    text.lines().next().unwrap_or("")
-}
-
-/// The first seven characters of a commit.
-pub(crate) fn short_commit(commit: &str) -> &str {
-    commit.get(..7).unwrap_or(commit)
-}
-
-/// Truncates to `width` characters and an ellipsis.
-pub(crate) fn truncate(text: &str, width: usize) -> String {
-    match text.char_indices().nth(width) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
-    }
 }
 
 #[cfg(test)]

@@ -3,7 +3,8 @@
 use super::*;
 use harvest_proto::{
     PromptId, SandboxId, SnapshotId,
-    event::{BootFailure, McpServer, ToolKind},
+    bridge::Exit,
+    event::{BootFailure, McpServer, SnapshotKind, ToolKind},
 };
 use serde_json::{Value, json};
 
