@@ -86,6 +86,7 @@ impl From<SessionError> for ApiError {
             SessionError::Conflict { .. } => StatusCode::CONFLICT,
             SessionError::Invalid { .. } => StatusCode::UNPROCESSABLE_ENTITY,
             SessionError::Stopped => StatusCode::SERVICE_UNAVAILABLE,
+            SessionError::Store(error) if error.is_busy() => StatusCode::SERVICE_UNAVAILABLE,
             SessionError::Store(error) if error.is_disk_full() => StatusCode::INSUFFICIENT_STORAGE,
             // The session exists; the image or snapshot that it needs does not.
             SessionError::Sandbox(SandboxError::Missing(_)) => StatusCode::CONFLICT,
@@ -266,6 +267,14 @@ mod tests {
         let id: SessionId = "ses_0123456789ab".parse().unwrap();
         let hint = fill_session("`harvest resume SESSION` resumes it", &id);
         assert_eq!(hint, "`harvest resume ses_0123456789ab` resumes it");
+    }
+
+    #[test]
+    fn busy_database_is_unavailable_for_a_moment() {
+        let busy = harvest_store::StoreError::Database(sqlx::Error::PoolTimedOut);
+        let error = ApiError::from(SessionError::Store(busy));
+        assert_eq!((error.status, error.code), (StatusCode::SERVICE_UNAVAILABLE, "database_busy"));
+        assert_eq!(error.retry_after, Some(1));
     }
 
     #[test]

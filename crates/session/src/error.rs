@@ -44,6 +44,7 @@ impl SessionError {
             Self::Conflict { code, .. } | Self::Invalid { code, .. } => code,
             Self::Stopped => "stopping",
             Self::Store(error) if error.is_disk_full() => "no_room",
+            Self::Store(error) if error.is_busy() => "database_busy",
             Self::Store(_) => "store_failed",
             Self::Sandbox(error) => error.code(),
             Self::Vault(_) => "vault_failed",
@@ -90,6 +91,7 @@ impl Hint for SessionError {
             Self::Store(error) if error.is_disk_full() => {
                 "nothing was changed; free disk space on the server (`harvest df`, `harvest gc`), then try again"
             }
+            Self::Store(error) if error.is_busy() => "try again in a moment",
             Self::Store(error) => {
                 let default = "`harvest doctor` shows whether the disk is full";
                 return error.hint().or(Some(default.into()));

@@ -69,6 +69,12 @@ impl StoreError {
         message.contains("disk is full") || message.contains("No space left on device")
     }
 
+    /// True when every connection was in use for longer than a request waits.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        matches!(self, Self::Database(sqlx::Error::PoolTimedOut))
+    }
+
     pub(crate) fn missing(what: impl Into<String>) -> Self {
         Self::NotFound { what: what.into() }
     }
