@@ -100,9 +100,10 @@ fn job_control_works_from_the_keyboard() {
     client.wait_for_output(exec, "Stopped");
     client.type_in(exec, "kill %1; fg; echo code=$?.\r");
     client.wait_for_output(exec, "code=143.");
-    // A password is not echoed; backspace erases a whole two-byte character.
-    client.type_in(exec, "read -sp 'secret: ' word; echo; echo ${#word} letters\r");
-    client.wait_for_output(exec, "secret: ");
+    // A password is not echoed; backspace erases a whole two-byte character. The echoed command
+    // must not look like the prompt, which shows that the echo is off.
+    client.type_in(exec, "read -sp \"secret $((1+1)): \" word; echo; echo ${#word} letters\r");
+    client.wait_for_output(exec, "secret 2: ");
     client.type_in(exec, "hidden\u{e4}\u{7f}\r");
     client.wait_for_output(exec, "6 letters");
     assert!(!client.stdout(exec).contains("hidden"));
