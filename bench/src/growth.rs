@@ -164,7 +164,7 @@ fn copy_of(
         title: session.title.clone(),
         checkouts: Vec::new(),
         branch: session.branch.clone(),
-        agent: session.agent,
+        agent: session.agent.clone(),
         model: session.model.clone(),
         network: session.network,
         provider: session.provider.clone(),

@@ -1,6 +1,7 @@
 //! The configuration: one TOML file; each key is also a variable, some are also a flag. Flags
 //! override variables, variables the file, the file the default. Only reads; creates nothing.
 
+mod agents;
 mod keys;
 pub(crate) mod origin;
 mod retention;
@@ -16,7 +17,7 @@ use anyhow::{Context, Result};
 use harvest_engine::Driver;
 use harvest_gateway::Upstreams;
 use harvest_proto::{Secret, suggest::closest};
-use harvest_session::{Limits, Retention, timeouts::Timeouts};
+use harvest_session::{ConfiguredAgents, Limits, Retention, timeouts::Timeouts};
 use harvest_store::DatabaseUrl;
 use serde::Deserialize;
 
@@ -61,6 +62,8 @@ pub(crate) struct Config {
     pub(crate) budget_tokens: Option<u64>,
     /// The services for model calls.
     pub(crate) upstreams: Upstreams,
+    /// The agents besides the built-in ones.
+    pub(crate) agents: ConfiguredAgents,
     /// The disk driver of a new home.
     pub(crate) store_driver: Driver,
     /// The maximum size of a new `/mnt/state` volume.
@@ -129,6 +132,7 @@ impl Config {
         let file = file.resolve("", env)?;
         let private_hosts = file.private_hosts.unwrap_or_default().0;
         let upstreams = upstreams::upstreams(file.upstreams, &private_hosts, env)?;
+        let agents = agents::agents(file.agents, &upstreams, env)?;
         let database = database(file.database, env("HARVEST_DATABASE").is_some())?;
         Ok(Self {
             home: flags
@@ -154,6 +158,7 @@ impl Config {
             author_email: file.author_email,
             budget_tokens: file.budget_tokens,
             upstreams,
+            agents,
             store_driver: file.store_driver.expect(HAS_DEFAULT),
             state_bytes: file.state_size.expect(HAS_DEFAULT).0,
             database,

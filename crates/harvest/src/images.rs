@@ -92,7 +92,7 @@ pub(crate) async fn default_name(backend: &Backend) -> Result<String> {
         Err(error) if has_code(&error, "image_missing") => false,
         Err(error) => return Err(error),
     };
-    Ok(default_image(AgentName::default(), has_all).to_owned())
+    Ok(default_image(&AgentName::default(), has_all).to_owned())
 }
 
 fn has_code(error: &anyhow::Error, code: &str) -> bool {

@@ -308,6 +308,7 @@ async fn open_parts(
             retention: config.retention.clone(),
             resources: SandboxLimits::default(),
             image: config.image.clone(),
+            agents: config.agents.clone(),
             trusted: Vec::new(),
             private_hosts: PrivateHosts::new(config.private_hosts.clone()),
             budget_tokens: config.budget_tokens,

@@ -165,6 +165,16 @@ impl UnknownWord {
     }
 }
 
+/// Maximum length of a name in the configuration.
+pub(crate) const MAX_PLAIN_NAME: usize = 32;
+
+/// Whether a text is 1 to 32 small letters, digits and `-`, and no option of a command.
+pub(crate) fn is_plain_name(name: &str) -> bool {
+    (1..=MAX_PLAIN_NAME).contains(&name.len())
+        && name.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-'))
+        && !name.starts_with('-')
+}
+
 /// The beginning of a text, for an error message.
 pub(crate) fn quoted(text: &str) -> String {
     text.chars().take(QUOTED_CHARACTERS).collect()

@@ -1,14 +1,10 @@
 //! Upstreams, which serve model calls, and references to their models.
 
-use crate::{
-    AgentName,
-    text::{checked_text, quoted, word_enum},
-};
+use crate::text::{MAX_PLAIN_NAME, checked_text, is_plain_name, quoted, word_enum};
 
 /// Maximum length of a model reference.
 pub const MAX_MODEL_REF: usize = 200;
 
-const MAX_UPSTREAM_NAME: usize = 32;
 const SCRIPTED: &str = "scripted";
 
 /// The upstreams that need no configuration.
@@ -40,7 +36,7 @@ checked_text!(
 /// The text is not the name of an upstream.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "invalid upstream `{0}`: use 1 to {MAX_UPSTREAM_NAME} small letters, digits and `-`, and not \
+    "invalid upstream `{0}`: use 1 to {MAX_PLAIN_NAME} small letters, digits and `-`, and not \
      `v1`"
 )]
 pub struct InvalidUpstreamName(String);
@@ -66,11 +62,8 @@ impl UpstreamName {
 }
 
 fn check_upstream(name: &str) -> Result<(), InvalidUpstreamName> {
-    let valid = (1..=MAX_UPSTREAM_NAME).contains(&name.len())
-        && name.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-'))
-        && !name.starts_with('-')
-        // The first part of a path at the model door is an upstream or this.
-        && name != "v1";
+    // The first part of a path at the model door is an upstream or this.
+    let valid = is_plain_name(name) && name != "v1";
     valid.then_some(()).ok_or_else(|| InvalidUpstreamName(quoted(name)))
 }
 
@@ -106,12 +99,6 @@ impl ModelRef {
     pub fn name(&self) -> Option<&str> {
         split_model(self).and_then(|(_, name)| name)
     }
-}
-
-/// The upstream that serves an agent's model.
-#[must_use]
-pub fn upstream_of(agent: AgentName, model: Option<&ModelRef>) -> UpstreamName {
-    model.and_then(ModelRef::upstream).unwrap_or_else(|| agent.default_upstream())
 }
 
 fn check_model(text: &str) -> Result<(), InvalidModelRef> {

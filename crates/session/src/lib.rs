@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod accounts;
+mod agents;
 pub mod bridge;
 mod check_slots;
 mod checkout;
@@ -45,6 +46,7 @@ mod trees;
 mod wall_clock;
 
 pub use accounts::Accounts;
+pub use agents::{ConfiguredAgent, ConfiguredAgents};
 pub use doors::Doors;
 pub use error::SessionError;
 pub use error_chain::error_chain;

@@ -6,6 +6,7 @@ use harvest_proto::api::SandboxLimits;
 use harvest_store::Lease;
 
 use crate::{
+    agents::Agents,
     check_slots::CheckSlots,
     doors::Doors,
     sandboxes::{SandboxProvider, Sandboxes, admission::Admission},
@@ -20,6 +21,7 @@ pub(crate) struct SandboxContext {
     /// The admission of `service`.
     pub(crate) admission: Arc<Admission>,
     pub(crate) doors: Arc<dyn Doors>,
+    pub(crate) agents: Agents,
     pub(crate) lease: Lease,
     pub(crate) timeouts: Timeouts,
     pub(crate) tasks: Tasks,

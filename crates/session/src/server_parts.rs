@@ -11,6 +11,7 @@ use tokio::sync::Notify;
 
 use crate::{
     accounts::Accounts,
+    agents::{Agents, ConfiguredAgents},
     check_slots::CheckSlots,
     context::Shared,
     doors::Doors,
@@ -38,6 +39,8 @@ pub struct Config {
     /// The image of sessions and repositories that name none; without it, the one with all agents
     /// if that is built.
     pub image: Option<String>,
+    /// The agents besides the built-in ones.
+    pub agents: ConfiguredAgents,
     /// The names `trusted` sandboxes may reach.
     pub trusted: Vec<AllowedName>,
     /// Hosts with private addresses that repositories may be at.
@@ -158,6 +161,7 @@ fn sandbox_context(
         admission: Arc::clone(service.admission()),
         service,
         doors: Arc::clone(&dependencies.doors),
+        agents: Agents::new(dependencies.config.agents.clone()),
         lease: dependencies.lease,
         timeouts: timeouts.clone(),
         tasks: tasks.clone(),

@@ -3,6 +3,8 @@
 
 #[path = "sessions/blobs.rs"]
 mod blobs;
+#[path = "sessions/configured_agents.rs"]
+mod configured_agents;
 #[path = "sessions/create.rs"]
 mod create;
 #[path = "sessions/failures.rs"]

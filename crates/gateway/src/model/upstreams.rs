@@ -137,7 +137,7 @@ impl Upstream {
                 break;
             }
         }
-        ModelService { name: name.clone(), kind: self.kind, secret, key }
+        ModelService { name: name.clone(), kind: self.kind, secret, key, agents: Vec::new() }
     }
 
     /// The credential to send. An API key takes precedence over a token of a subscription.

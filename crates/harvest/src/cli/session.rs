@@ -38,9 +38,9 @@ pub(crate) struct RunArgs {
     /// The branch the first repository starts from
     #[arg(short, long, requires = "repositories")]
     pub(crate) base: Option<BranchName>,
-    /// The agent: `claude`, `opencode`, `codex`, or `scripted`, which runs the script in the prompt
-    /// [default: claude]
-    #[arg(short, long, value_name = "NAME", value_parser = words::<AgentName>(AgentName::WORDS))]
+    /// The agent: `claude`, `opencode`, `codex`, one that the server's configuration adds, or
+    /// `scripted`, which runs the script in the prompt [default: claude]
+    #[arg(short, long, value_name = "NAME")]
     pub(crate) agent: Option<AgentName>,
     /// The model: NAME, SERVICE/NAME as `harvest models` lists them, or `scripted`, which needs
     /// no account and no key
@@ -99,7 +99,7 @@ pub(crate) struct SendArgs {
     #[arg(long)]
     pub(crate) now: bool,
     /// Continue the session with this agent, from the next turn on. It gets the last messages
-    #[arg(short, long, value_name = "NAME", value_parser = words::<AgentName>(AgentName::WORDS))]
+    #[arg(short, long, value_name = "NAME")]
     pub(crate) agent: Option<AgentName>,
     /// Follow the session
     #[arg(short, long)]

@@ -1,7 +1,10 @@
 //! `harvest models`: lists the model services, their keys and their models.
 
 use anyhow::Result;
-use harvest_proto::api::{KeySource, ModelService, ServiceModels};
+use harvest_proto::{
+    AgentName,
+    api::{KeySource, ModelService, ServiceModels},
+};
 
 use crate::{Invocation, client::Client, table};
 
@@ -11,9 +14,13 @@ pub(crate) async fn run(ctx: &Invocation) -> Result<u8> {
         let row = |one: &ServiceModels| {
             let models = one.problem.clone().unwrap_or_else(|| one.models.len().to_string());
             let service = &one.service;
-            [service.name.to_string(), service.kind.to_string(), describe_key(service), models]
+            let agents = Vec::from_iter(service.agents.iter().map(AgentName::as_str)).join(", ");
+            let agents = if agents.is_empty() { "–".to_owned() } else { agents };
+            let (name, kind) = (service.name.to_string(), service.kind.to_string());
+            [name, kind, describe_key(service), agents, models]
         };
-        let table = table::plain(["SERVICE", "KIND", "KEY", "MODELS"], services.iter().map(row));
+        let table =
+            table::plain(["SERVICE", "KIND", "KEY", "AGENTS", "MODELS"], services.iter().map(row));
         let models: String = services.iter().flat_map(references).collect();
         if models.is_empty() { table } else { format!("{table}\n{models}") }
     })?;

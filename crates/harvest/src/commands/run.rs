@@ -18,7 +18,8 @@ use crate::{
 pub(crate) async fn run(ctx: &Invocation, args: RunArgs) -> Result<u8> {
     let prompt = PromptSource::one(args.prompt)?;
     let client = Client::find(&ctx.config)?;
-    check_model_key(&client, args.agent.unwrap_or_default(), args.model.as_ref()).await?;
+    let agent = args.agent.clone().unwrap_or_default();
+    check_model_key(&client, &agent, args.model.as_ref()).await?;
     let prompt = prompt.read()?;
     let env = variables(&args.env)?;
     let from = match args.from {
@@ -64,7 +65,7 @@ pub(crate) async fn run(ctx: &Invocation, args: RunArgs) -> Result<u8> {
 /// Refuses before a folder is copied and a repository registered. The server checks again.
 async fn check_model_key(
     client: &Client,
-    agent: AgentName,
+    agent: &AgentName,
     model: Option<&ModelRef>,
 ) -> Result<()> {
     let services: Vec<ModelService> = client.all("/v1/model-services").await?;

@@ -5,10 +5,10 @@ use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, str::FromStr};
 
 use anyhow::{Context, Error, Result};
 use harvest_engine::Driver;
-use harvest_proto::{Secret, UpstreamKind};
+use harvest_proto::{Secret, UpstreamKind, UpstreamName};
 use serde::Deserialize;
 
-use super::{Env, List, LogFormat, tables::Span};
+use super::{Env, List, LogFormat, agents::Variables, tables::Span};
 use crate::cli::units::Size;
 
 /// A key as `harvest config` and the reference page show it.
@@ -133,6 +133,10 @@ table! {
     named {
         upstreams: UpstreamTable, "A service for model calls. `NAME/MODEL` is a model of it. \
             `anthropic`, `openai` and `scripted` are built in";
+        agents: AgentTable, "A program in the image that speaks the Agent Client Protocol, for \
+            `-a NAME`. In the values, `{model_url}` is the URL of the model service inside the \
+            sandbox and `{model}` the name of the session's model; an argument or a variable with \
+            `{model}` is left out when the session names none";
     }
 }
 
@@ -147,6 +151,18 @@ table! {
              and `private_hosts`";
         secret: String, "name", "that of the built-in one, else none",
             "The secret with its API key";
+    }
+}
+
+table! {
+    AgentTable {
+        command: List, "list of texts", "none: required",
+            "The program and its arguments, such as `[\"gemini\", \"--acp\"]`";
+        env: Variables, "table of texts", "none",
+            "Environment variables of the agent. A key is a placeholder such as `none`: the real \
+             one is the secret of the upstream, which never enters a sandbox";
+        upstream: UpstreamName, "name", "`scripted`",
+            "The upstream of its models, if a model does not name another one of the same kind";
     }
 }
 

@@ -8,8 +8,8 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::{
-    Config, Env,
-    keys::{Key, UpstreamTable, every_key, variable_of},
+    Config, Env, agents,
+    keys::{AgentTable, Key, UpstreamTable, every_key, variable_of},
     path_of, read,
     upstreams::{named, table_of},
 };
@@ -59,6 +59,9 @@ pub(crate) fn settings(config: &Config, flags: &GlobalFlags, env: Env) -> Result
     for table in &upstreams {
         settings.extend(UpstreamTable::KEYS.iter().map(|key| one((table, key))));
     }
+    for table in config.agents.keys().map(agents::table_of) {
+        settings.extend(AgentTable::KEYS.iter().map(|key| one((&table, key))));
+    }
     Ok(settings)
 }
 
@@ -73,7 +76,9 @@ fn written<'a>(file: &'a toml::Table, name: &str) -> Option<&'a toml::Value> {
 fn typed(kind: &str, value: &str) -> Value {
     match kind {
         "number" => value.parse::<u64>().map_or_else(|_| value.into(), Value::from),
-        "list of names" => value.split(',').filter(|name| !name.is_empty()).collect(),
+        "list of names" | "list of texts" => {
+            value.split(',').filter(|name| !name.is_empty()).collect()
+        }
         _ => value.into(),
     }
 }
@@ -127,7 +132,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(
             file.path(),
-            "log = \"info\"\ntoken = \"hvt_planted\"\nhosts = [\"a\", \"b\"]\ndatabase = \"postgres://u:planted@h/d\"\n[clocks]\nturn = \"3h\"\n[upstreams.own]\nkind = \"openai\"\nurl = \"https://own.example\"\n",
+            "log = \"info\"\ntoken = \"hvt_planted\"\nhosts = [\"a\", \"b\"]\ndatabase = \"postgres://u:planted@h/d\"\n[clocks]\nturn = \"3h\"\n[upstreams.own]\nkind = \"openai\"\nurl = \"https://own.example\"\n[agents.own]\ncommand = [\"own\", \"--acp\"]\nenv = { KEY = \"none\" }\n",
         )
         .unwrap();
         let flags = GlobalFlags {
@@ -159,8 +164,12 @@ mod tests {
         assert_eq!(shown("upstreams.own.url"), ("https://own.example", path.as_str()));
         assert_eq!(shown("upstreams.openai.url"), ("https://api.openai.com/v1", "default"));
         assert_eq!(shown("upstreams.own.secret"), ("none", "default"));
-        // `anthropic`, `openai` and `own`.
-        assert_eq!(settings.len(), every_key().count() + 3 * UpstreamTable::KEYS.len());
+        assert_eq!(shown("agents.own.command"), ("own,--acp", path.as_str()));
+        assert_eq!(shown("agents.own.env"), ("{\"KEY\":\"none\"}", path.as_str()));
+        assert_eq!(shown("agents.own.upstream"), ("scripted", "default"));
+        // `anthropic`, `openai` and `own`; the agent `own`.
+        let named = 3 * UpstreamTable::KEYS.len() + AgentTable::KEYS.len();
+        assert_eq!(settings.len(), every_key().count() + named);
         let json = serde_json::to_value(&settings).unwrap();
         let typed = |key: &str| {
             let all = json.as_array().unwrap();

@@ -5,9 +5,8 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AgentName, Hint, ModelRef, UpstreamKind, UpstreamName,
-    text::word_enum,
-    upstreams::{BUILT_IN_UPSTREAMS, upstream_of},
+    AgentName, Hint, ModelRef, UpstreamKind, UpstreamName, text::word_enum,
+    upstreams::BUILT_IN_UPSTREAMS,
 };
 
 /// A model service that agents can call through the gateway.
@@ -23,6 +22,9 @@ pub struct ModelService {
     pub secret: Option<String>,
     /// Where the key comes from.
     pub key: KeySource,
+    /// The agents that use it for a model without the name of a service.
+    #[serde(default)]
+    pub agents: Vec<AgentName>,
 }
 
 /// A model service and the models it lists.
@@ -46,9 +48,20 @@ impl ModelService {
         BUILT_IN_UPSTREAMS
             .iter()
             .map(|(name, kind)| (name.parse().expect("a built-in name is valid"), *kind))
-            .map(|(name, kind)| Self { name, kind, secret: None, key })
+            .map(|(name, kind)| Self {
+                agents: built_in_agents(&name),
+                name,
+                kind,
+                secret: None,
+                key,
+            })
             .collect()
     }
+}
+
+fn built_in_agents(service: &UpstreamName) -> Vec<AgentName> {
+    let uses = |agent: &AgentName| agent.built_in_upstream().as_ref() == Some(service);
+    AgentName::BUILT_IN.into_iter().filter(uses).collect()
 }
 
 word_enum!(
@@ -68,6 +81,14 @@ word_enum!(
 /// Why a session with some agent and model could not call its model.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UnusableModel {
+    /// There is no such agent.
+    #[error("there is no agent `{name}`")]
+    NoAgent {
+        /// The name that was asked for.
+        name: AgentName,
+        /// The agents there are.
+        known: Vec<String>,
+    },
     /// The service has no key.
     #[error("no API key is stored for the model service `{service}`")]
     NoKey {
@@ -101,27 +122,33 @@ pub enum UnusableModel {
 }
 
 impl UnusableModel {
-    /// Checks the model of a session before it is created. The scripted agent calls no model.
+    /// Checks agent and model of a session before it is created. The scripted agent calls no model.
     ///
     /// # Errors
     /// When its first model call would fail.
     pub fn check(
         services: &[ModelService],
-        agent: AgentName,
+        agent: &AgentName,
         model: Option<&ModelRef>,
     ) -> Result<(), Self> {
-        let name = upstream_of(agent, model);
+        let Some(usual) = services.iter().find(|service| service.agents.contains(agent)) else {
+            let agents = services.iter().flat_map(|service| &service.agents);
+            let known = agents.map(|agent| format!("`{agent}`")).collect();
+            return Err(Self::NoAgent { name: agent.clone(), known });
+        };
+        let name = model.and_then(ModelRef::upstream).unwrap_or_else(|| usual.name.clone());
         let names = |usable: &dyn Fn(&ModelService) -> bool| {
             services.iter().filter(|one| usable(one)).map(|one| format!("`{}`", one.name)).collect()
         };
         let Some(service) = services.iter().find(|service| service.name == name) else {
             return Err(Self::NoService { name, known: names(&|_| true) });
         };
-        if !agent.can_use(service.kind) {
-            let usable = names(&|one| agent.can_use(one.kind));
+        if !agent.can_use(service.kind, usual.kind) {
+            let usable = names(&|one| agent.can_use(one.kind, usual.kind));
+            let agent = agent.clone();
             return Err(Self::WrongKind { agent, service: name, kind: service.kind, usable });
         }
-        if agent != AgentName::Scripted && service.key == KeySource::Missing {
+        if *agent != AgentName::Scripted && service.key == KeySource::Missing {
             let secret = service.secret.clone().unwrap_or_default();
             return Err(Self::NoKey { service: name, secret });
         }
@@ -132,6 +159,7 @@ impl UnusableModel {
     #[must_use]
     pub const fn code(&self) -> &'static str {
         match self {
+            Self::NoAgent { .. } => "no_agent",
             Self::NoKey { .. } => "no_key",
             Self::NoService { .. } => "no_model_service",
             Self::WrongKind { .. } => "wrong_model_service",
@@ -142,6 +170,10 @@ impl UnusableModel {
 impl Hint for UnusableModel {
     fn hint(&self) -> Option<Cow<'_, str>> {
         Some(Cow::Owned(match self {
+            Self::NoAgent { name, known } => format!(
+                "use {}, or add `[agents.{name}]` to harvest.toml and restart the server",
+                known.join(", ")
+            ),
             Self::NoKey { secret, .. } => format!(
                 "store it with `harvest secret set {secret}`, or choose a model that needs no key \
                  with `-m scripted`"
@@ -161,7 +193,7 @@ mod tests {
 
     fn check(services: &[ModelService], agent: AgentName, model: &str) -> Option<&'static str> {
         let model = (!model.is_empty()).then(|| model.parse::<ModelRef>().unwrap());
-        UnusableModel::check(services, agent, model.as_ref()).err().map(|error| error.code())
+        UnusableModel::check(services, &agent, model.as_ref()).err().map(|error| error.code())
     }
 
     #[test]
@@ -177,7 +209,7 @@ mod tests {
             (AgentName::Scripted, "", None),
             (AgentName::Scripted, "anthropic/x", None),
         ] {
-            assert_eq!(check(&services, agent, model), expected, "{agent} {model}");
+            assert_eq!(check(&services, agent, model), expected, "{model}");
         }
     }
 
@@ -187,7 +219,21 @@ mod tests {
         assert_eq!(check(&services, AgentName::Claude, "nope/x"), Some("no_model_service"));
         assert_eq!(check(&services, AgentName::Claude, "openai/x"), Some("wrong_model_service"));
         let model = "openai/x".parse().ok();
-        let error = UnusableModel::check(&services, AgentName::Claude, model.as_ref()).unwrap_err();
+        let error =
+            UnusableModel::check(&services, &AgentName::Claude, model.as_ref()).unwrap_err();
         assert_eq!(error.hint().unwrap(), "use a model of `anthropic`, `scripted`");
+    }
+    #[test]
+    fn unknown_agent_is_refused_with_known_ones() {
+        let mut services = ModelService::built_in();
+        let own: AgentName = "own".parse().unwrap();
+        assert_eq!(check(&services, own.clone(), "scripted"), Some("no_agent"));
+        let error = UnusableModel::check(&services, &own, None).unwrap_err();
+        let hint = error.hint().unwrap();
+        assert!(hint.starts_with("use `claude`, `opencode`, `scripted`, `codex`, or"), "{hint}");
+        assert!(hint.contains("`[agents.own]`"), "{hint}");
+        services[1].agents.push(own.clone());
+        assert_eq!(check(&services, own.clone(), ""), None);
+        assert_eq!(check(&services, own, "anthropic/x"), Some("wrong_model_service"));
     }
 }

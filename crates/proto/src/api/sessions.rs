@@ -78,7 +78,8 @@ pub struct CreateSession {
     pub prompt: Option<PromptText>,
     /// Branch that `repository` starts from; the repository's default when absent.
     pub base: Option<BranchName>,
-    /// The agent: `claude` (default), `opencode`, `codex` or `scripted`.
+    /// The agent: `claude` (default), `opencode`, `codex`, `scripted`, or one that the server's
+    /// configuration adds.
     pub agent: Option<AgentName>,
     /// The model: `NAME`, `anthropic/NAME` or `scripted`; the agent's default when absent.
     pub model: Option<ModelRef>,
@@ -162,7 +163,7 @@ pub struct Session {
     pub repositories: Vec<SessionRepository>,
     /// Branch the session works on, the same in every repository.
     pub branch: BranchName,
-    /// The agent: `claude` or `scripted`.
+    /// The agent.
     pub agent: AgentName,
     /// The requested model; null for the agent's default.
     pub model: Option<ModelRef>,

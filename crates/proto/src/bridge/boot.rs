@@ -63,6 +63,8 @@ pub struct Checkout {
 pub struct AgentLaunch {
     /// Name of the agent.
     pub name: AgentName,
+    /// The program of a configured agent; the built-in ones know theirs.
+    pub program: Option<AgentProgram>,
     /// Id of the conversation, a UUID chosen by the server, for agents that take one. The others
     /// choose their own id, which the supervisor keeps on the sandbox's disk.
     pub conversation: String,
@@ -80,6 +82,15 @@ pub struct AgentLaunch {
     pub silence_millis: u64,
     /// When to restart the agent after a crash.
     pub restarts: RestartPolicy,
+}
+
+/// A program and its environment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AgentProgram {
+    /// The program and its arguments.
+    pub command: Vec<String>,
+    /// Additional environment variables. Never a secret.
+    pub env: BTreeMap<String, String>,
 }
 
 /// A protocol of model services.

@@ -20,7 +20,9 @@ mod file;
 mod frame;
 mod git;
 
-pub use boot::{AgentLaunch, Boot, BootStart, Checkout, ModelProtocol, RestartPolicy};
+pub use boot::{
+    AgentLaunch, AgentProgram, Boot, BootStart, Checkout, ModelProtocol, RestartPolicy,
+};
 pub use command::{Command, Exit, Terminal};
 pub use file::{FileKind, FileRequest, FileStat};
 pub use frame::{Decoder, Frame, FrameError};

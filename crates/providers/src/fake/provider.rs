@@ -182,9 +182,9 @@ impl SandboxProvider for Fake {
             StartFrom::Image(image) => !inner.missing_images.contains(image),
             StartFrom::Snapshot(snapshot) => inner.snapshots.contains_key(snapshot),
         };
-        let stated = |name: &&&str| !inner.missing_agents.contains(**name);
-        let stated = AgentName::WORDS.iter().filter(stated);
-        Ok(exists.then(|| stated.map(|name| ((*name).to_owned(), "1".to_owned())).collect()))
+        let stated = |name: &&str| !inner.missing_agents.contains(*name);
+        let stated = AgentName::WORDS.into_iter().filter(stated);
+        Ok(exists.then(|| stated.map(|name| (name.to_owned(), "1".to_owned())).collect()))
     }
 
     fn snapshots(&self) -> Option<&dyn Snapshots> {

@@ -215,7 +215,8 @@ impl Driver {
                 return;
             }
         };
-        let (shared, spec) = (Arc::clone(&self.shared), PassSpec::from(&self.record));
+        let shared = Arc::clone(&self.shared);
+        let spec = PassSpec::of_session(&self.record, &shared.sandboxes.agents);
         let reports = self.report_sender.clone();
         self.spawn_attached(async move {
             let policy = Box::new(shared.repositories.pass(&repositories, spec).await);

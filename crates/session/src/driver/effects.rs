@@ -85,11 +85,11 @@ impl Driver {
     fn start(&mut self, sandbox: SandboxId, epoch: u64, from: Option<SnapshotId>) {
         self.disconnect();
         let (shared, reports) = (Arc::clone(&self.shared), self.report_sender.clone());
-        let (session, agent) = (self.id().clone(), self.record.session.agent);
+        let (session, agent) = (self.id().clone(), self.record.session.agent.clone());
         let primary = self.record.checkouts.first().map(|first| first.repository.clone());
         self.shared.tasks.spawn(async move {
             let began = shared.clock.now();
-            let (start, from) = match origin(&shared, primary.as_ref(), from, agent).await {
+            let (start, from) = match origin(&shared, primary.as_ref(), from, &agent).await {
                 Ok(origin) => origin,
                 Err(detail) => {
                     let failed =
@@ -147,12 +147,21 @@ impl Driver {
 
     fn boot(&mut self, start: BootStart, resume: bool) {
         let session = &self.record.session;
+        let agent = match self.launch(resume) {
+            Ok(launch) => Some(launch),
+            Err(unknown) => {
+                let (epoch, detail) = (self.state.epoch, unknown.to_string());
+                let failed = Input::BootFailed { epoch, detail, permanent: true };
+                let _ = self.report_sender.send(failed.into());
+                return;
+            }
+        };
         let boot = Boot {
             session: session.id.clone(),
             epoch: self.state.epoch,
             start,
             repositories: self.checkouts(),
-            agent: Some(self.launch(resume)),
+            agent,
             env: self.record.env.clone(),
             hook_millis: None,
         };
@@ -224,6 +233,14 @@ impl Driver {
 
     async fn send(&mut self, prompt: PromptId, turn: TurnId, number: u32) {
         let Some(row) = self.prompt(&prompt).await else { return };
+        let agent = match self.launch(true) {
+            Ok(launch) => Some(Box::new(launch)),
+            Err(unknown) => {
+                let refused = Input::PromptRefused { prompt, detail: unknown.to_string() };
+                let _ = self.report_sender.send(refused.into());
+                return;
+            }
+        };
         let failed_checks = self.state.turn().and_then(|turn| turn.failed_checks.clone());
         let order = TurnRequest {
             prompt: prompt.clone(),
@@ -231,7 +248,7 @@ impl Driver {
             number,
             text: failed_checks.unwrap_or_default() + &row.text,
             author: row.author,
-            agent: Some(Box::new(self.launch(true))),
+            agent,
             history: None,
         };
         let Some(bridge) = self.connection.as_ref().map(|link| link.bridge.clone()) else { return };
@@ -441,8 +458,9 @@ async fn origin(
     shared: &Shared,
     primary: Option<&RepositoryName>,
     from: Option<SnapshotId>,
-    agent: AgentName,
+    agent: &AgentName,
 ) -> Result<(BootStart, StartFrom), String> {
+    shared.sandboxes.agents.upstream_of(agent, None).map_err(|unknown| unknown.to_string())?;
     if let Some(snapshot) = from {
         return Ok((BootStart::Restore, StartFrom::Snapshot(snapshot)));
     }

@@ -3,39 +3,41 @@
 use harvest_proto::{
     AgentName, ModelRef, UpstreamKind,
     bridge::{AgentLaunch, RestartPolicy},
-    upstreams::upstream_of,
 };
 
 use super::Driver;
-use crate::timeouts::millis;
+use crate::{agents::UnknownAgent, timeouts::millis};
 
 impl Driver {
     /// With `resume` the disk holds the agent's conversation.
-    pub(super) fn launch(&self, resume: bool) -> AgentLaunch {
+    pub(super) fn launch(&self, resume: bool) -> Result<AgentLaunch, UnknownAgent> {
         let session = &self.record.session;
-        let upstream = upstream_of(session.agent, session.model.as_ref());
+        let agents = &self.shared.sandboxes.agents;
+        let upstream = agents.upstream_of(&session.agent, session.model.as_ref())?;
+        let model = session.model.as_ref().and_then(|model| model_name(&session.agent, model));
         // A service that is no longer configured is refused at the door.
         let kind = self.shared.sandboxes.doors.upstream_kind(&upstream);
         let kind = kind.unwrap_or(UpstreamKind::Scripted);
-        AgentLaunch {
-            name: session.agent,
+        Ok(AgentLaunch {
+            name: session.agent.clone(),
+            program: agents.program(&session.agent, &upstream, model.as_deref()),
             conversation: self.record.conversation.clone(),
             resume,
-            model: session.model.as_ref().and_then(|model| model_name(session.agent, model)),
+            model,
             protocol: session.agent.protocol(kind),
             upstream,
             questions: !self.record.no_questions,
             silence_millis: millis(self.shared.timeouts.silence),
             restarts: RestartPolicy::default(),
-        }
+        })
     }
 }
 
 /// The model that the agent requests. The scripted model has no name of its own; Codex offers the
 /// tools that scripts use only for models that it does not know.
-fn model_name(agent: AgentName, model: &ModelRef) -> Option<String> {
+fn model_name(agent: &AgentName, model: &ModelRef) -> Option<String> {
     match model.name() {
         Some(name) => Some(name.to_owned()),
-        None => (agent != AgentName::Claude).then(|| model.to_string()),
+        None => (*agent != AgentName::Claude).then(|| model.to_string()),
     }
 }

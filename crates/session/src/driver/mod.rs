@@ -332,7 +332,7 @@ impl Driver {
         let PromptCommand { new, title, now, agent, mut writes, reply } = command;
         let untitled = self.record.session.title == UNTITLED;
         writes.extend(untitled.then(|| Write::Title(title.clone())));
-        writes.extend(agent.map(Write::Agent));
+        writes.extend(agent.clone().map(Write::Agent));
         writes.push(Write::PromptInsert(Box::new(new.clone())));
         let input = Input::PromptQueued { prompt: new.id.clone(), now };
         let (decision, events) = match self.commit_once(input, writes).await {
@@ -342,7 +342,9 @@ impl Driver {
         if untitled {
             self.record.session.title = title;
         }
-        self.record.session.agent = agent.unwrap_or(self.record.session.agent);
+        if let Some(agent) = agent {
+            self.record.session.agent = agent;
+        }
         let prompt = writes::stored_prompt(new, &decision, &events);
         let _ = reply.send(Ok(prompt.clone()));
         self.new_prompt = Some(prompt);

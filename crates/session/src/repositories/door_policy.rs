@@ -5,11 +5,11 @@ use harvest_gateway::ledger::{DoorPolicy, GitAccess, ResolvedPolicy};
 use harvest_proto::{
     BranchName, NetworkPolicy, SessionId, UpstreamName,
     api::{AllowedName, NetworkRules, Repository},
-    upstreams::upstream_of,
 };
 use harvest_store::SessionRecord;
 
 use super::Repositories;
+use crate::agents::Agents;
 
 /// The names `trusted` sandboxes may reach, once they are known.
 pub(crate) type Trusted = futures_util::future::Shared<BoxFuture<'static, Vec<AllowedName>>>;
@@ -66,13 +66,15 @@ pub(crate) struct PassSpec {
     pub(crate) branch: Option<BranchName>,
 }
 
-impl From<&SessionRecord> for PassSpec {
-    fn from(record: &SessionRecord) -> Self {
+impl PassSpec {
+    pub(crate) fn of_session(record: &SessionRecord, agents: &Agents) -> Self {
         let session = &record.session;
+        let upstream = agents.upstream_of(&session.agent, session.model.as_ref());
         Self {
             session: session.id.clone(),
             network: session.network,
-            upstream: upstream_of(session.agent, session.model.as_ref()),
+            // An agent that is no longer configured does not start; this reaches no service.
+            upstream: upstream.unwrap_or_else(|_| UpstreamName::scripted()),
             branch: Some(session.branch.clone()),
         }
     }

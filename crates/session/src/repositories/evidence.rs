@@ -249,9 +249,10 @@ async fn gather(
 ) -> Result<Evidence, EphemeralError> {
     let shared = &repositories.shared;
     let PushedCommit { record, checkout, repository, commit } = work;
-    let from = repositories.origin(Some(repository), record.session.agent).await?;
+    let from = repositories.origin(Some(repository), &record.session.agent).await?;
     let start = boot_start(&from);
-    let pass = PassSpec { branch: None, ..PassSpec::from(record) };
+    let pass = PassSpec::of_session(record, &shared.sandboxes.agents);
+    let pass = PassSpec { branch: None, ..pass };
     let pass = repositories.pass(std::slice::from_ref(repository), pass).await;
     let door = EphemeralDoor { policy: pass, observer: None };
     let mut sandbox =

@@ -326,7 +326,7 @@ async fn build(
     let policy = repositories.pass(std::slice::from_ref(repository), order).await;
     let door = EphemeralDoor { policy, observer: Some(refusal_observer(progress.clone())) };
     report("starting a sandbox");
-    let image = repositories.image(Some(repository), AgentName::default()).await?;
+    let image = repositories.image(Some(repository), &AgentName::default()).await?;
     let from = StartFrom::Image(image);
     let mut sandbox = EphemeralSandbox::start(&shared.sandboxes, sandbox, from, Some(door)).await?;
     sandbox.boot(&repository.name, repository.base.clone(), BootStart::Build, &report).await?;

@@ -19,7 +19,7 @@ impl Repositories {
     pub(crate) async fn origin(
         &self,
         repository: Option<&Repository>,
-        agent: AgentName,
+        agent: &AgentName,
     ) -> Result<StartFrom, SandboxError> {
         match repository.and_then(|repository| repository.build.as_ref()) {
             Some(build) => Ok(StartFrom::Snapshot(build.snapshot_id.clone())),
@@ -31,7 +31,7 @@ impl Repositories {
     pub(crate) async fn image(
         &self,
         repository: Option<&Repository>,
-        agent: AgentName,
+        agent: &AgentName,
     ) -> Result<String, SandboxError> {
         let named = repository.and_then(|repository| repository.image.as_ref());
         if let Some(image) = named.or(self.shared.image.as_ref()) {
@@ -45,7 +45,7 @@ impl Repositories {
     /// Refuses a session whose image, build or snapshot does not have its agent.
     pub(crate) async fn check_agent(
         &self,
-        agent: AgentName,
+        agent: &AgentName,
         repository: Option<&Repository>,
         from: Option<&SnapshotId>,
     ) -> Result<(), SandboxError> {
@@ -83,14 +83,18 @@ pub(crate) fn boot_start(from: &StartFrom) -> BootStart {
 /// The image of a session that names none. A newcomer waits only for the small image; a host
 /// with the other one uses that.
 #[must_use]
-pub fn default_image(agent: AgentName, has_all: bool) -> &'static str {
+pub fn default_image(agent: &AgentName, has_all: bool) -> &'static str {
     let in_small = matches!(agent, AgentName::Claude | AgentName::Scripted);
     if in_small && !has_all { CLAUDE_ONLY } else { ALL_AGENTS }
 }
 
-/// The scripted agent is part of the supervisor, so every image has it.
-fn has_agent(stated: &BTreeMap<String, String>, agent: AgentName) -> bool {
-    agent == AgentName::Scripted || stated.contains_key(&agent.to_string())
+/// The scripted agent is part of the supervisor, so every image has it. Whether an image has the
+/// program of a configured agent turns out when the sandbox starts it.
+fn has_agent(stated: &BTreeMap<String, String>, agent: &AgentName) -> bool {
+    match agent {
+        AgentName::Scripted | AgentName::Configured(_) => true,
+        _ => stated.contains_key(agent.as_str()),
+    }
 }
 
 fn missing(start: StartFrom) -> Result<(), SandboxError> {
@@ -162,9 +166,9 @@ mod tests {
 
     #[test]
     fn small_image_is_enough_for_claude() {
-        assert_eq!(default_image(AgentName::Claude, false), "claude");
-        assert_eq!(default_image(AgentName::Scripted, false), "claude");
-        assert!(AgentName::ALL.iter().all(|agent| default_image(*agent, true) == "agents"));
+        assert_eq!(default_image(&AgentName::Claude, false), "claude");
+        assert_eq!(default_image(&AgentName::Scripted, false), "claude");
+        assert!(AgentName::BUILT_IN.iter().all(|agent| default_image(agent, true) == "agents"));
     }
 
     #[test]

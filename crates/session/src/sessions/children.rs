@@ -88,7 +88,7 @@ fn request(record: SessionRecord, child: ChildSpec, key: String) -> CreateSessio
     CreateSession {
         repositories: other.or(same).into_iter().collect(),
         prompt: Some(child.prompt),
-        agent: Some(session.agent),
+        agent: Some(session.agent.clone()),
         model: session.model,
         network: Some(session.network),
         no_questions: record.no_questions,

@@ -58,7 +58,7 @@ impl Sessions {
         check_env(&create.env)?;
         create.key.as_deref().map(check_key).transpose()?;
         let agent = create.agent.unwrap_or_default();
-        self.check_model_key(agent, create.model.as_ref()).await?;
+        self.check_model_key(&agent, create.model.as_ref()).await?;
         let wanted = requested_repositories(create.repository, create.base, create.repositories)?;
         if let Some(key) = &create.key {
             self.check_key_free(key).await?;
@@ -73,7 +73,7 @@ impl Sessions {
             None => None,
         };
         let repositories = &self.shared.repositories;
-        repositories.check_agent(agent, known.as_ref(), create.from.as_ref()).await?;
+        repositories.check_agent(&agent, known.as_ref(), create.from.as_ref()).await?;
         let checkouts = self.checkouts(wanted).await?;
         let title =
             prompt.as_ref().map_or_else(|| UNTITLED.to_owned(), |prompt| title(&prompt.text));
@@ -107,18 +107,22 @@ impl Sessions {
 
     /// The model services, and where the key of each comes from.
     pub async fn model_services(&self) -> Vec<ModelService> {
-        self.shared.sandboxes.doors.model_services().await
+        let mut services = self.shared.sandboxes.doors.model_services().await;
+        self.shared.sandboxes.agents.assign(services.iter_mut());
+        services
     }
 
     /// The model services and the models that each lists now.
     pub async fn models(&self) -> Vec<ServiceModels> {
-        self.shared.sandboxes.doors.models().await
+        let mut models = self.shared.sandboxes.doors.models().await;
+        self.shared.sandboxes.agents.assign(models.iter_mut().map(|one| &mut one.service));
+        models
     }
 
     /// Refuses a session whose first model call would fail.
     pub(super) async fn check_model_key(
         &self,
-        agent: AgentName,
+        agent: &AgentName,
         model: Option<&ModelRef>,
     ) -> Result<(), SessionError> {
         let services = self.model_services().await;

@@ -34,7 +34,7 @@ impl Sessions {
         let prompts = prompts(&fork, &user)?;
         let (source, point) = self.fork_point(session, fork.turn).await?;
         if prompts.iter().any(Option::is_some) {
-            self.check_model_key(source.session.agent, source.session.model.as_ref()).await?;
+            self.check_model_key(&source.session.agent, source.session.model.as_ref()).await?;
         }
         let forks =
             prompts.into_iter().map(|prompt| new_fork(&source, &point, prompt, &user, now()));
@@ -206,7 +206,7 @@ fn new_fork(
         id,
         title,
         checkouts: source.checkouts.iter().map(|one| fork_checkout(one, point)).collect(),
-        agent: session.agent,
+        agent: session.agent.clone(),
         model: session.model.clone(),
         network: session.network,
         provider: session.provider.clone(),

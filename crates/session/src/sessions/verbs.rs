@@ -30,10 +30,10 @@ impl Sessions {
         create: CreatePrompt,
         user: Author,
     ) -> Result<Prompt, SessionError> {
-        if let Some(agent) = create.agent {
+        if let Some(agent) = &create.agent {
             let session = self.get(session).await?;
-            self.check_other_agent(agent, &session).await?;
             self.check_model_key(agent, session.model.as_ref()).await?;
+            self.check_other_agent(agent, &session).await?;
         }
         let new = new_prompt(create.text, create.author.unwrap_or(user));
         let (title, now, agent) = (title(&new.text), create.now, create.agent);
@@ -48,7 +48,7 @@ impl Sessions {
     /// Refuses an agent that the session's disk does not have.
     async fn check_other_agent(
         &self,
-        agent: AgentName,
+        agent: &AgentName,
         session: &Session,
     ) -> Result<(), SessionError> {
         let repositories = &self.shared.repositories;

@@ -23,7 +23,7 @@ pub(super) fn state_folder(home: &str) -> PathBuf {
 }
 
 /// The saved id, unless the file is missing or holds something else.
-pub(super) fn load(user: &User, folder: &Path, agent: AgentName) -> Option<String> {
+pub(super) fn load(user: &User, folder: &Path, agent: &AgentName) -> Option<String> {
     let read = || {
         let mut text = String::new();
         let file = resolve::open_regular(&folder.join(name(agent)))?;
@@ -37,7 +37,7 @@ pub(super) fn load(user: &User, folder: &Path, agent: AgentName) -> Option<Strin
 }
 
 /// Saves the id, atomically.
-pub(super) fn save(user: &User, folder: &Path, agent: AgentName, id: &str) -> io::Result<()> {
+pub(super) fn save(user: &User, folder: &Path, agent: &AgentName, id: &str) -> io::Result<()> {
     write(user, folder, &name(agent), &format!("{id}\n"))
 }
 
@@ -58,7 +58,7 @@ pub(super) fn write(user: &User, folder: &Path, name: &str, text: &str) -> io::R
     })
 }
 
-fn name(agent: AgentName) -> String {
+fn name(agent: &AgentName) -> String {
     format!("{agent}-conversation")
 }
 
@@ -81,18 +81,18 @@ mod tests {
     fn saved_id_is_loaded_again() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path().join("state");
-        let (user, agent) = (me(), AgentName::Scripted);
+        let (user, agent) = (me(), &AgentName::Scripted);
         assert_eq!(load(&user, &folder, agent), None);
         save(&user, &folder, agent, "ses_1").unwrap();
         save(&user, &folder, agent, "ses_2").unwrap();
         assert_eq!(load(&user, &folder, agent).as_deref(), Some("ses_2"));
-        assert_eq!(load(&user, &folder, AgentName::Claude), None, "one file per agent");
+        assert_eq!(load(&user, &folder, &AgentName::Claude), None, "one file per agent");
     }
 
     #[test]
     fn anything_but_an_id_is_ignored() {
         let folder = tempfile::tempdir().unwrap();
-        let (user, agent) = (me(), AgentName::Scripted);
+        let (user, agent) = (me(), &AgentName::Scripted);
         for text in ["", "\n", "a b", "a\nb", "../x", &"x".repeat(257)] {
             fs::write(folder.path().join(name(agent)), text).unwrap();
             assert_eq!(load(&user, folder.path(), agent), None, "{text:?}");

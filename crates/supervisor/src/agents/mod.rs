@@ -50,10 +50,10 @@ pub(crate) trait Agent {
 }
 
 /// The agent of this name.
-pub(crate) fn named(name: AgentName) -> Box<dyn Agent> {
+pub(crate) fn named(name: &AgentName) -> Box<dyn Agent> {
     match name {
         AgentName::Claude => Box::new(claude::Claude::default()),
-        AgentName::Opencode => Box::new(acp::Acp::default()),
+        AgentName::Opencode | AgentName::Configured(_) => Box::new(acp::Acp::default()),
         AgentName::Codex => Box::new(codex::Codex::default()),
         AgentName::Scripted => Box::new(scripted::Scripted::default()),
     }

@@ -102,7 +102,7 @@ impl AgentProcess {
             Err(AgentStartError { exit: Some(Exit::Code(_)), .. }) => {
                 let takes_our_id = match context.launch.name {
                     AgentName::Claude | AgentName::Scripted => true,
-                    AgentName::Opencode | AgentName::Codex => false,
+                    AgentName::Opencode | AgentName::Codex | AgentName::Configured(_) => false,
                 };
                 Self::start_once(context, if takes_our_id { !resume } else { resume }).await
             }
@@ -239,7 +239,7 @@ impl AgentProcess {
         let AgentContext { sandbox, outbox, launch, .. } = &self.context;
         let Ok(user) = sandbox.user(Some(AGENT_USER)) else { return };
         let folder = state_folder(sandbox, &user);
-        if let Err(error) = conversation::save(&user, &folder, launch.name, id) {
+        if let Err(error) = conversation::save(&user, &folder, &launch.name, id) {
             let message = format!(
                 "cannot save the id of the agent's conversation in {}: {error}; after a restart \
                  the agent begins a new one",
@@ -319,9 +319,9 @@ impl AgentProcess {
 // The adapter and how it starts its agent.
 fn prepare(context: &AgentContext, user: &User, resume: bool) -> (Box<dyn Agent>, Invocation) {
     let AgentContext { sandbox, launch, cwd, .. } = context;
-    let mut agent = super::named(launch.name);
+    let mut agent = super::named(&launch.name);
     let folder = state_folder(sandbox, user);
-    let saved = || conversation::load(user, &folder, launch.name);
+    let saved = || conversation::load(user, &folder, &launch.name);
     let invocation = agent.invocation(&AgentStart {
         launch,
         cwd,

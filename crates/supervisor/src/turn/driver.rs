@@ -133,7 +133,7 @@ impl Driver {
     async fn replace(&mut self, agent: AgentProcess, launch: AgentLaunch) {
         agent.close(CLOSE_TIMEOUT).await;
         self.context.sandbox.agent_group.kill_all(KILL_GROUP_TIMEOUT).await;
-        self.turns.agent.set(Some(launch.name));
+        self.turns.agent.replace(Some(launch.name.clone()));
         self.context.launch = launch;
         self.crashes = 0;
     }

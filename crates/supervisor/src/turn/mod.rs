@@ -44,7 +44,7 @@ pub(crate) struct Turns {
     /// The agent does not remember earlier turns.
     forgot: Cell<bool>,
     /// The agent that runs.
-    agent: Cell<Option<AgentName>>,
+    agent: RefCell<Option<AgentName>>,
     /// Notified when a turn begins or continues after an answer.
     pub(crate) resumed: Notify,
     /// Why the agent is not restarted any more.
@@ -59,7 +59,7 @@ impl Turns {
         let (sender, inputs) = mpsc::unbounded_channel();
         self.driver.replace(Some(sender));
         self.forgot.set(agent.is_new);
-        self.agent.set(Some(context.launch.name));
+        self.agent.replace(Some(context.launch.name.clone()));
         let driver = Driver {
             turns: Rc::clone(self),
             context,
@@ -85,7 +85,7 @@ impl Turns {
         if self.busy() {
             return Err(Fault::new(FaultCode::Busy, "a turn is in progress"));
         }
-        let other = |wanted: &AgentLaunch| self.agent.get() != Some(wanted.name);
+        let other = |wanted: &AgentLaunch| self.agent.borrow().as_ref() != Some(&wanted.name);
         let forgot = self.forgot.get() || request.agent.as_deref().is_some_and(other);
         if forgot && request.number > 1 && request.history.is_none() {
             return Err(Fault::new(FaultCode::NeedsHistory, "the agent remembers no earlier turn"));

@@ -68,7 +68,7 @@ impl AgentUnderTest {
     fn start(&self) -> (Sandbox, Client) {
         let sandbox = Sandbox::start();
         let mut owner = sandbox.owner(1, 0);
-        sandbox.booted_with(&mut owner, self.name);
+        sandbox.booted_with(&mut owner, self.name.clone());
         (sandbox, owner)
     }
 

@@ -180,6 +180,7 @@ impl Sandbox {
             }],
             agent: Some(AgentLaunch {
                 name: AgentName::Claude,
+                program: None,
                 conversation: "0b5a7e0e-1111-4111-8111-111111111111".into(),
                 resume: false,
                 model: None,

@@ -23,7 +23,7 @@ fn ready_agent_reports_its_version() {
     for_each(|agent| {
         let sandbox = Sandbox::start();
         let mut owner = sandbox.owner(1, 0);
-        sandbox.boot_with(&mut owner, agent);
+        sandbox.boot_with(&mut owner, agent.clone());
         let ready = owner.event(|body| matches!(body, EventBody::AgentReady { .. }));
         let EventBody::AgentReady { version, .. } = ready else { unreachable!() };
         let expected = if agent == AgentName::Codex { "0.166.0" } else { "1.18.33" };
@@ -73,7 +73,7 @@ fn unknown_request_of_an_agent_is_refused() {
 #[test]
 fn restarted_agent_resumes_without_replayed_events() {
     for_each(|agent| {
-        let (sandbox, mut owner) = started(agent);
+        let (sandbox, mut owner) = started(agent.clone());
         owner.prompt("hello");
         assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
         kill(&fs::read_to_string(sandbox.at("home/pid")).unwrap());

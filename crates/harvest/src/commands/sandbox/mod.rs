@@ -110,7 +110,7 @@ async fn plan(ctx: &Invocation, image: Option<String>) -> Result<()> {
         Some(image) => image,
         None => {
             let has_all = engine.image(ALL_AGENTS)?.is_some();
-            default_image(AgentName::default(), has_all).to_owned()
+            default_image(&AgentName::default(), has_all).to_owned()
         }
     };
     // The spec of a session's sandbox, without a repository's snapshot.

@@ -9,7 +9,11 @@
 mod map;
 mod opencode;
 
-use harvest_proto::{EventBody, bridge::TurnRequest, door::MCP_NAME};
+use harvest_proto::{
+    EventBody,
+    bridge::{AgentProgram, TurnRequest},
+    door::MCP_NAME,
+};
 use serde_json::{Value, json};
 
 pub(crate) use self::opencode::config as opencode_config;
@@ -56,7 +60,13 @@ impl Agent for Acp {
     fn invocation(&mut self, start: &AgentStart<'_>) -> Invocation {
         start.cwd.clone_into(&mut self.cwd);
         self.saved.clone_from(&start.conversation);
-        opencode::invocation(start)
+        match &start.launch.program {
+            Some(AgentProgram { command, env }) => {
+                let env = env.iter().map(|(name, value)| (name.clone(), value.clone()));
+                Invocation { argv: command.clone(), env: env.collect() }
+            }
+            None => opencode::invocation(start),
+        }
     }
 
     fn init_line(&mut self) -> Option<String> {

@@ -80,6 +80,7 @@ mod tests {
     fn launch(protocol: ModelProtocol, questions: bool) -> AgentLaunch {
         AgentLaunch {
             name: AgentName::Opencode,
+            program: None,
             conversation: "c".into(),
             resume: false,
             model: Some("m/1".into()),

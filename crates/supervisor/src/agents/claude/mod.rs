@@ -164,6 +164,7 @@ mod tests {
     fn launch() -> AgentLaunch {
         AgentLaunch {
             name: harvest_proto::AgentName::Claude,
+            program: None,
             conversation: "c0ffee".into(),
             resume: false,
             model: Some("opus".into()),

@@ -213,6 +213,7 @@ mod tests {
     fn model_requests_go_through_the_gateway() {
         let launch = AgentLaunch {
             name: AgentName::Codex,
+            program: None,
             conversation: "c".into(),
             resume: false,
             model: Some("gpt \"5\"".into()),
