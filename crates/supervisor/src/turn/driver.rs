@@ -91,6 +91,8 @@ pub(super) struct Driver {
     pub(super) inputs: mpsc::UnboundedReceiver<DriverInput>,
     /// A prompt that waits until the agent has been restarted.
     pub(super) waiting: Option<ActiveTurn>,
+    /// Whether another agent ran the last turns: what this one remembers is not all.
+    pub(super) missed_turns: bool,
     pub(super) crashes: u32,
     pub(super) last_exit: Option<Exit>,
 }
@@ -136,6 +138,7 @@ impl Driver {
         self.turns.agent.replace(Some(launch.name.clone()));
         self.context.launch = launch;
         self.crashes = 0;
+        self.missed_turns = true;
     }
 
     // `None` when the agent has exited.
@@ -169,17 +172,12 @@ impl Driver {
     // Outside a turn: a prompt waits for its turn to start; a stop ends it before that.
     fn accept(&mut self, input: DriverInput) {
         match input {
-            DriverInput::Prompt(mut request) => {
+            DriverInput::Prompt(request) => {
                 let body = EventBody::TurnStarted {
                     prompt: request.prompt.clone(),
                     number: request.number,
                 };
                 self.context.outbox.push(Some(&request.turn), body);
-                if let Some(messages) = request.history.take_if(|past| !past.is_empty()) {
-                    let message = past_messages::notice(messages.len());
-                    self.context.outbox.push(Some(&request.turn), EventBody::Warning { message });
-                    request.text = past_messages::in_front(&messages, &request.text);
-                }
                 self.waiting = Some(ActiveTurn { request, started_at: Instant::now() });
             }
             DriverInput::Stop => {
@@ -194,10 +192,14 @@ impl Driver {
     async fn run_turn(
         &mut self,
         mut agent: AgentProcess,
-        turn: ActiveTurn,
+        mut turn: ActiveTurn,
     ) -> Option<AgentProcess> {
         // From here on it remembers at least this turn.
-        self.turns.forgot.set(false);
+        self.missed_turns = false;
+        let forgot = self.turns.forgot.replace(false);
+        if let Some(message) = past_messages::apply(&mut turn.request, forgot) {
+            self.context.outbox.push(Some(&turn.request.turn), EventBody::Warning { message });
+        }
         self.set_author(&turn).await;
         agent.prompt(&turn.request);
         let end = self.wait_for_end(&mut agent, &turn.request.turn).await;
@@ -343,6 +345,8 @@ impl Driver {
     // sandbox exits.
     #[expect(clippy::disallowed_methods, reason = "the end of pid 1 kills every process")]
     async fn kill_all(&self, agent: AgentProcess) {
+        // The restarted agent may fail to resume its conversation: prompts bring the history.
+        self.turns.forgot.set(true);
         let killed = agent.kill(KILL_TIMEOUT).await;
         let group = &self.context.sandbox.agent_group;
         if !group.kill_all(KILL_GROUP_TIMEOUT).await || !(killed || group.is_available()) {
@@ -378,7 +382,7 @@ impl Driver {
             tokio::select! {
                 started = &mut start => return match started {
                     Ok(agent) => {
-                        self.turns.forgot.set(agent.is_new);
+                        self.turns.forgot.set(agent.is_new || self.missed_turns);
                         Some(agent)
                     }
                     Err(error) => {

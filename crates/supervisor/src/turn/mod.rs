@@ -41,7 +41,7 @@ pub(crate) struct Turns {
     /// Set while the agent runs or is being restarted.
     driver: RefCell<Option<mpsc::UnboundedSender<DriverInput>>>,
     stopping: Cell<bool>,
-    /// The agent does not remember earlier turns.
+    /// The agent does not remember all earlier turns, or it is being restarted and may not.
     forgot: Cell<bool>,
     /// The agent that runs.
     agent: RefCell<Option<AgentName>>,
@@ -65,6 +65,7 @@ impl Turns {
             context,
             inputs,
             waiting: None,
+            missed_turns: false,
             crashes: 0,
             last_exit: None,
         };

@@ -8,6 +8,7 @@ while [ $# -gt 0 ]; do
     shift
 done
 echo "$mode" >>"$HOME/starts"
+while [ -e "$HOME/hold" ]; do sleep 0.02; done
 if [ "$mode" = resume ] && [ ! -e "$HOME/talk-$id" ]; then
     echo "No conversation found with session ID: $id" >&2
     exit 1

@@ -11,6 +11,7 @@ mod early_launch;
 mod file_access;
 mod git_requests;
 mod harness;
+mod restarts;
 mod rpc_agents;
 mod terminals;
 mod tree_requests;
