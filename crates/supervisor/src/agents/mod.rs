@@ -45,8 +45,8 @@ pub(crate) trait Agent {
     /// Interprets a line of arbitrary bytes. Unknown lines become a bounded number of events.
     fn parse_line(&mut self, line: &[u8]) -> Vec<Signal>;
 
-    /// Removes and returns the unanswered questions.
-    fn take_open_requests(&mut self) -> Vec<String>;
+    /// Closes the unanswered questions: the agent is told that nobody answers them.
+    fn close_questions(&mut self) -> Vec<Signal>;
 }
 
 /// The agent of this name.
@@ -102,6 +102,15 @@ pub(crate) enum Signal {
 
 /// Why a turn failed whose agent finished without a single event.
 const SILENT_TURN: &str = "the agent ended its turn without any output";
+
+/// What an agent is told about a question that stays without an answer.
+const NO_ANSWER: &str = "Nobody can answer this question now. Go on without an answer.";
+
+/// The signals of a question that is closed without an answer. `refusal` is the agent's line.
+fn closed_unanswered(request: String, refusal: String) -> [Signal; 2] {
+    let closed = EventBody::RequestClosed { request, answer: None };
+    [Signal::Event(closed), Signal::Send(refusal)]
+}
 
 /// Why no attempt of a model call can succeed. `key` is the name of the secret.
 fn key_rejected(key: &str) -> String {

@@ -218,9 +218,10 @@ impl AgentProcess {
         self.send_replies(signals)
     }
 
-    /// Removes and returns the unanswered questions.
-    pub(crate) fn take_open_requests(&mut self) -> Vec<String> {
-        self.agent.take_open_requests()
+    /// Refuses the unanswered questions; returns the resulting signals.
+    pub(crate) fn close_questions(&mut self) -> Vec<Signal> {
+        let signals = self.agent.close_questions();
+        self.send_replies(signals)
     }
 
     fn send_replies(&self, signals: Vec<Signal>) -> Vec<Signal> {

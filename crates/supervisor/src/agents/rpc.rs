@@ -96,8 +96,16 @@ pub(super) fn reply(id: &Value, result: &Value) -> String {
 /// The line that answers a request we do not serve.
 pub(super) fn method_not_found(id: &Value, method: &str) -> String {
     let method = truncate::text(method, truncate::MAX_NAME_BYTES);
-    let message = format!("method not found: {method}");
-    json!({"jsonrpc": "2.0", "id": id, "error": {"code": -32601, "message": message}}).to_string()
+    error(id, -32601, &format!("method not found: {method}"))
+}
+
+/// The line that answers a request which failed.
+pub(super) fn failure(id: &Value, message: &str) -> String {
+    error(id, -32000, message)
+}
+
+fn error(id: &Value, code: i32, message: &str) -> String {
+    json!({"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": message}}).to_string()
 }
 
 /// A string field; empty when it is absent.

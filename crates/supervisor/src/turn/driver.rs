@@ -157,7 +157,7 @@ impl Driver {
             },
             output = agent.next() => match output {
                 AgentOutput::Signals(signals) => {
-                    self.publish(None, signals);
+                    self.outside_turn(&mut agent, signals);
                     Some(agent)
                 }
                 AgentOutput::Exited(exit) => {
@@ -167,6 +167,21 @@ impl Driver {
                 }
             },
         }
+    }
+
+    // The user answers questions of turns only. An agent must not wait for an answer forever.
+    fn outside_turn(&self, agent: &mut AgentProcess, signals: Vec<Signal>) {
+        for signal in signals {
+            let body = match signal {
+                Signal::Event(EventBody::RequestOpened { question, .. }) => EventBody::Warning {
+                    message: format!("refused a question of the agent outside a turn: {question}"),
+                },
+                Signal::Event(body) => body,
+                _ => continue,
+            };
+            self.context.outbox.push(None, body);
+        }
+        agent.close_questions();
     }
 
     // Outside a turn: a prompt waits for its turn to start; a stop ends it before that.
@@ -203,7 +218,11 @@ impl Driver {
         self.set_author(&turn).await;
         agent.prompt(&turn.request);
         let end = self.wait_for_end(&mut agent, &turn.request.turn).await;
-        self.close_requests(&mut agent, &turn.request.turn);
+        if matches!(end, TurnEnd::Stopped | TurnEnd::ShutDown(_)) {
+            self.interrupt(&mut agent, &turn.request.turn).await;
+        }
+        let closed = agent.close_questions();
+        self.publish(Some(&turn.request.turn), closed);
         match end {
             TurnEnd::Done(result) => {
                 self.crashes = 0;
@@ -217,7 +236,6 @@ impl Driver {
                 self.end(&turn, TurnOutcome::Failed, Some(reason));
             }
             TurnEnd::Stopped => {
-                self.interrupt(&mut agent, &turn.request.turn).await;
                 self.kill_all(agent).await;
                 self.end(&turn, TurnOutcome::Stopped, None);
             }
@@ -227,7 +245,6 @@ impl Driver {
                 self.end(&turn, TurnOutcome::Failed, Some(format!("the agent {}", describe(exit))));
             }
             TurnEnd::ShutDown(done) => {
-                self.interrupt(&mut agent, &turn.request.turn).await;
                 self.end(&turn, TurnOutcome::Stopped, Some("the sandbox was shut down".to_owned()));
                 self.shut_down(agent, done).await;
             }
@@ -303,14 +320,6 @@ impl Driver {
             }
         }
         rest
-    }
-
-    fn close_requests(&self, agent: &mut AgentProcess, turn: &TurnId) {
-        for request in agent.take_open_requests() {
-            self.context
-                .outbox
-                .push(Some(turn), EventBody::RequestClosed { request, answer: None });
-        }
     }
 
     async fn set_author(&self, turn: &ActiveTurn) {

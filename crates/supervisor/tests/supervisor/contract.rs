@@ -135,6 +135,22 @@ impl AgentUnderTest {
         self.next_prompt_completes(&mut owner);
     }
 
+    fn question_outside_a_turn_is_refused(&self) {
+        let (sandbox, mut owner) = self.start();
+        owner.prompt("ask me afterwards");
+        assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
+        let warning = owner.event(|body| {
+            assert!(!matches!(body, EventBody::RequestOpened { .. }), "nobody can answer it");
+            matches!(body, EventBody::Warning { .. })
+        });
+        assert!(
+            matches!(&warning, EventBody::Warning { message } if message.contains("Colour?")),
+            "{warning:?}"
+        );
+        wait_until("the agent is answered", || sandbox.at("home/answers").exists());
+        self.next_prompt_completes(&mut owner);
+    }
+
     fn stopped(&self, prompt: &str, said: &str) {
         let (sandbox, mut owner) = self.start();
         let (_, turn) = owner.prompt(prompt);
@@ -362,4 +378,10 @@ mod asking {
     }
 
     asks!(claude: CLAUDE, codex: CODEX, scripted: SCRIPTED);
+
+    #[test]
+    fn question_outside_a_turn_is_refused() {
+        CLAUDE.question_outside_a_turn_is_refused();
+        CODEX.question_outside_a_turn_is_refused();
+    }
 }

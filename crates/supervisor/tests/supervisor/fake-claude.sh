@@ -30,6 +30,7 @@ while read -r line; do
             echo '{"type":"result","subtype":"error_during_execution","is_error":true}'
             state idle
             ;;
+        *'"behavior":"deny"'*) echo refused >>"$HOME/answers" ;;
         *'"control_response"'*)
             say "answered"
             done_with ok
@@ -92,6 +93,7 @@ while read -r line; do
             ;;
         *ask*)
             state running
+            case "$line" in *afterwards*) say "done" && done_with ok ;; esac
             echo '{"type":"control_request","request_id":"c1","request":{"subtype":"can_use_tool","tool_name":"AskUserQuestion","input":{"questions":[{"question":"Colour?","options":[{"label":"red"}]}]},"tool_use_id":"t1"}}'
             ;;
         *many*)

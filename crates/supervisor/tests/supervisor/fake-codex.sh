@@ -38,6 +38,7 @@ while read -r line; do
             reply "$id" '{}'
             end interrupted
             ;;
+        *'"error"'*) echo refused >>"$HOME/answers" ;;
         *'"answers"'*)
             say "answered"
             end
@@ -85,6 +86,7 @@ while read -r line; do
                     exit 3
                     ;;
                 *ask*)
+                    case "$line" in *afterwards*) say "done" && end ;; esac
                     echo '{"id":"q7","method":"item/tool/requestUserInput","params":{"threadId":"'"$thread"'","itemId":"i1","questions":[{"id":"c","header":"","question":"Colour?","options":[{"label":"red","description":""}]}]}}'
                     ;;
                 *mute*) end ;;

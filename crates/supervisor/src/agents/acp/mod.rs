@@ -108,7 +108,7 @@ impl Agent for Acp {
         signals
     }
 
-    fn take_open_requests(&mut self) -> Vec<String> {
+    fn close_questions(&mut self) -> Vec<Signal> {
         Vec::new()
     }
 }

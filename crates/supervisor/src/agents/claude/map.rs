@@ -11,10 +11,10 @@ use harvest_proto::{
 };
 use serde_json::{Map, Value};
 
-use super::{INITIALIZE, allow, not_supported, uuid};
+use super::{INITIALIZE, allow, deny, not_supported, uuid};
 use crate::{
     agents::{
-        Signal, key_rejected, plan,
+        NO_ANSWER, Signal, closed_unanswered, key_rejected, plan,
         unknown_lines::{MAX_RAW_BYTES, UnknownLines},
     },
     truncate,
@@ -191,6 +191,13 @@ impl Claude {
             self.questions.insert(name, pending);
         }
         signals
+    }
+
+    pub(super) fn close_all(&mut self) -> Vec<Signal> {
+        let close = |(request, pending): (String, PendingQuestions)| {
+            closed_unanswered(request, deny(&pending.control, NO_ANSWER))
+        };
+        std::mem::take(&mut self.questions).into_iter().flat_map(close).collect()
     }
 
     fn cancelled(&mut self, message: &Value) -> Vec<Signal> {

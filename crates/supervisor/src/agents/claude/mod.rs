@@ -72,8 +72,8 @@ impl Agent for Claude {
         self.interpret(line)
     }
 
-    fn take_open_requests(&mut self) -> Vec<String> {
-        std::mem::take(&mut self.questions).into_keys().collect()
+    fn close_questions(&mut self) -> Vec<Signal> {
+        self.close_all()
     }
 }
 
@@ -126,6 +126,12 @@ fn control_request(id: &str, subtype: &str) -> String {
 /// Allows a tool call.
 fn allow(request: &str, input: &Value) -> String {
     let response = json!({"behavior": "allow", "updatedInput": input});
+    respond(request, json!({"subtype": "success", "response": response}))
+}
+
+/// Denies a tool call.
+fn deny(request: &str, message: &str) -> String {
+    let response = json!({"behavior": "deny", "message": message});
     respond(request, json!({"subtype": "success", "response": response}))
 }
 

@@ -133,8 +133,8 @@ impl Agent for Codex {
         signals
     }
 
-    fn take_open_requests(&mut self) -> Vec<String> {
-        self.questions.take()
+    fn close_questions(&mut self) -> Vec<Signal> {
+        self.questions.close_all()
     }
 }
 

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     agents::{
-        Signal,
+        NO_ANSWER, Signal, closed_unanswered,
         rpc::{self, text},
     },
     truncate,
@@ -47,9 +47,12 @@ impl Questions {
         signals
     }
 
-    /// Removes and returns the open questions.
-    pub(super) fn take(&mut self) -> Vec<String> {
-        std::mem::take(&mut self.0).into_keys().collect()
+    /// Closes the open questions without an answer.
+    pub(super) fn close_all(&mut self) -> Vec<Signal> {
+        let close = |(request, pending): (String, PendingRequest)| {
+            closed_unanswered(request, rpc::failure(&pending.id, NO_ANSWER))
+        };
+        std::mem::take(&mut self.0).into_iter().flat_map(close).collect()
     }
 
     // Asks the next question, or replies to the request.
@@ -91,7 +94,21 @@ mod tests {
         let answers = json!({"a": {"answers": ["x"]}, "b": {"answers": ["y"]}});
         let reply = Signal::Send(rpc::reply(&json!(5), &json!({"answers": answers})));
         assert_eq!(questions.answer("i+", "y").last(), Some(&reply));
-        assert!(questions.take().is_empty());
+        assert_eq!(questions.close_all(), []);
+    }
+
+    #[test]
+    fn closed_question_is_refused() {
+        let mut questions = Questions::default();
+        questions.ask(json!(5), &json!({"itemId": "i", "questions": [{"question": "One?"}]}));
+        let signals = questions.close_all();
+        let [Signal::Event(EventBody::RequestClosed { answer: None, .. }), Signal::Send(line)] =
+            &signals[..]
+        else {
+            panic!("{signals:?}")
+        };
+        assert!(line.contains(r#""error":"#) && line.contains(r#""id":5"#), "{line}");
+        assert_eq!(questions.close_all(), []);
     }
 
     #[test]

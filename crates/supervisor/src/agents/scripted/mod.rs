@@ -16,7 +16,10 @@ use std::collections::BTreeMap;
 use harvest_proto::{EventBody, bridge::TurnRequest, event::ToolKind};
 
 use self::wire::{FromProgram, ToProgram};
-use super::{Agent, AgentStart, Invocation, Signal, unknown_lines::UnknownLines};
+use super::{
+    Agent, AgentStart, Invocation, NO_ANSWER, Signal, closed_unanswered,
+    unknown_lines::UnknownLines,
+};
 use crate::truncate;
 
 /// The role's name on the command line.
@@ -85,8 +88,12 @@ impl Agent for Scripted {
         vec![Signal::Event(event)]
     }
 
-    fn take_open_requests(&mut self) -> Vec<String> {
-        std::mem::take(&mut self.questions).into_keys().collect()
+    fn close_questions(&mut self) -> Vec<Signal> {
+        let close = |(request, own): (String, String)| {
+            let refusal = ToProgram::Answer { request: own, answer: NO_ANSWER.to_owned() };
+            closed_unanswered(request, refusal.line())
+        };
+        std::mem::take(&mut self.questions).into_iter().flat_map(close).collect()
     }
 }
 
@@ -124,10 +131,7 @@ mod tests {
         assert_eq!(scripted.answer("q1", "a").len(), 2);
         assert_eq!(scripted.answer("q1", "a"), []);
         scripted.parse_line(ask.as_bytes());
-        assert_eq!(
-            (scripted.take_open_requests(), scripted.take_open_requests()),
-            (vec!["q1".to_owned()], vec![])
-        );
+        assert_eq!((scripted.close_questions().len(), scripted.close_questions().len()), (2, 0));
     }
 
     #[test]
