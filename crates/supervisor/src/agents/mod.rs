@@ -96,12 +96,31 @@ pub(crate) enum Signal {
     },
     /// The prompt has ended, possibly with an error.
     Done(Result<(), String>),
+    /// The agent has executed this prompt before; it does not run again.
+    Repeated,
     /// The prompt cannot succeed for this reason, though the agent keeps retrying.
     Unrecoverable(String),
 }
 
-/// Why a turn failed whose agent finished without a single event.
-const SILENT_TURN: &str = "the agent ended its turn without any output";
+impl Signal {
+    /// Whether the agent says or does something: the rest is about itself.
+    pub(crate) fn is_output(&self) -> bool {
+        use EventBody::{Plan, TextDelta, ThoughtDelta, ToolEnded, ToolOutput, ToolStarted};
+        let Self::Event(body) = self else { return false };
+        matches!(
+            body,
+            TextDelta { .. }
+                | ThoughtDelta { .. }
+                | ToolStarted { .. }
+                | ToolOutput { .. }
+                | ToolEnded { .. }
+                | Plan { .. }
+        )
+    }
+}
+
+/// Why a turn failed whose agent finished without any output.
+pub(crate) const SILENT_TURN: &str = "the agent ended its turn without any output";
 
 /// What an agent is told about a question that stays without an answer.
 const NO_ANSWER: &str = "Nobody can answer this question now. Go on without an answer.";

@@ -21,7 +21,7 @@ use tokio::{
 
 use super::{DriverInput, Turns, past_messages};
 use crate::{
-    agents::{AgentContext, AgentOutput, AgentProcess, Signal},
+    agents::{AgentContext, AgentOutput, AgentProcess, SILENT_TURN, Signal},
     capture::describe,
     git::Git,
     log,
@@ -56,24 +56,41 @@ impl Failing {
     }
 }
 
-// The result of the turn, if it is among the signals.
-fn result_in(
-    signals: Vec<Signal>,
-    agent: &mut AgentProcess,
-    failing: &mut Option<Failing>,
-) -> Option<Result<(), String>> {
-    for signal in signals {
-        match signal {
-            Signal::Done(result) => {
-                return Some(failing.take().map_or(result, |failing| Err(failing.reason)));
+/// What a turn has come to so far.
+#[derive(Default)]
+struct Progress {
+    failing: Option<Failing>,
+    /// Whether the agent has said or done anything.
+    spoke: bool,
+}
+
+impl Progress {
+    // The result of the turn, if it is among the signals.
+    fn result_in(
+        &mut self,
+        signals: Vec<Signal>,
+        agent: &mut AgentProcess,
+    ) -> Option<Result<(), String>> {
+        for signal in signals {
+            match signal {
+                Signal::Done(result) => return Some(self.result(result)),
+                Signal::Repeated => return Some(Ok(())),
+                Signal::Unrecoverable(reason) if self.failing.is_none() => {
+                    self.failing = Some(Failing::begin(agent, reason));
+                }
+                _ => {}
             }
-            Signal::Unrecoverable(reason) if failing.is_none() => {
-                *failing = Some(Failing::begin(agent, reason));
-            }
-            _ => {}
+        }
+        None
+    }
+
+    fn result(&mut self, result: Result<(), String>) -> Result<(), String> {
+        match self.failing.take() {
+            Some(failing) => Err(failing.reason),
+            None if self.spoke => result,
+            None => result.and_then(|()| Err(SILENT_TURN.to_owned())),
         }
     }
-    None
 }
 
 enum TurnEnd {
@@ -253,9 +270,9 @@ impl Driver {
     }
 
     async fn wait_for_end(&mut self, agent: &mut AgentProcess, turn: &TurnId) -> TurnEnd {
-        let mut failing: Option<Failing> = None;
+        let mut progress = Progress::default();
         loop {
-            let wake_at = match &failing {
+            let wake_at = match &progress.failing {
                 Some(failing) => Some(failing.deadline),
                 None => self.silent_at(agent),
             };
@@ -271,17 +288,18 @@ impl Driver {
                     Some(DriverInput::ShutDown(done)) => return TurnEnd::ShutDown(done),
                     Some(DriverInput::Prompt(_)) | None => {}
                 },
-                () = timed_out, if wake_at.is_some() => match failing {
+                () = timed_out, if wake_at.is_some() => match progress.failing {
                     Some(failing) => return TurnEnd::Unresponsive(failing.reason),
                     // The model or the agent may have written something meanwhile.
                     None if self.silent_at(agent) > wake_at => {}
-                    None => failing = Some(Failing::begin(agent, self.silence())),
+                    None => progress.failing = Some(Failing::begin(agent, self.silence())),
                 },
                 output = agent.next() => match output {
                     AgentOutput::Exited(exit) => return TurnEnd::Crashed(exit),
                     AgentOutput::Signals(all) => {
+                        progress.spoke |= all.iter().any(Signal::is_output);
                         let rest = self.publish(Some(turn), all);
-                        if let Some(result) = result_in(rest, agent, &mut failing) {
+                        if let Some(result) = progress.result_in(rest, agent) {
                             return TurnEnd::Done(result);
                         }
                     }

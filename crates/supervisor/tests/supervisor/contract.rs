@@ -25,6 +25,8 @@ struct AgentUnderTest {
     crash: &'static str,
     /// Unknown lines, one of them a megabyte, then "after".
     garbage: &'static str,
+    /// Ends the turn with a title or an unknown line, but without output.
+    mute: &'static str,
     history: &'static str,
     /// A thousand events of 30,000 bytes.
     flood: &'static str,
@@ -41,6 +43,7 @@ const CLAUDE: AgentUnderTest = AgentUnderTest {
     spin: "loop",
     crash: "crash now",
     garbage: "garbage",
+    mute: "mute",
     history: "history",
     flood: "flood me",
     long: "long output",
@@ -59,6 +62,7 @@ const SCRIPTED: AgentUnderTest = AgentUnderTest {
     spin: r#"script: [{"text":"looping","chunks":1},{"bash":"setsid sh -c 'echo $$ >~/left; while :; do sleep 1; done' & wait"}]"#,
     crash: r#"script: [{"stderr":"last words"},{"crash":3}]"#,
     garbage: r#"script: [{"raw":"not json"},{"garbage":3},{"garbage":1000000},{"text":"after","chunks":1}]"#,
+    mute: r#"script: [{"raw":"not json"}]"#,
     history: r#"script: [{"history":true}]"#,
     flood: r#"script: [{"flood":{"events":1000,"bytes":30000}}]"#,
     long: r#"script: [{"bash":"echo begin; head -c 199990 /dev/zero | tr '\\0' x; echo; echo end"}]"#,
@@ -246,6 +250,16 @@ impl AgentUnderTest {
         self.next_prompt_completes(&mut owner);
     }
 
+    fn turn_without_any_output_fails(&self) {
+        let (_sandbox, mut owner) = self.start();
+        owner.prompt(self.mute);
+        let ended = owner.event(|body| matches!(body, EventBody::TurnEnded { .. }));
+        let EventBody::TurnEnded { outcome, error, .. } = ended else { unreachable!() };
+        assert_eq!(outcome, TurnOutcome::Failed);
+        assert_eq!(error.as_deref(), Some("the agent ended its turn without any output"));
+        self.next_prompt_completes(&mut owner);
+    }
+
     fn flood_is_held_back_without_loss(&self) {
         let (sandbox, mut owner) = self.start();
         let stored = owner.stored;
@@ -360,6 +374,7 @@ every_agent! {
     six_crashes_in_a_row_end_restarts,
     completed_turn_resets_the_crash_count,
     unknown_lines_are_truncated_and_harmless,
+    turn_without_any_output_fails,
     flood_is_held_back_without_loss,
     long_output_is_available_until_stored,
     repeated_prompt_runs_once,

@@ -74,6 +74,12 @@ while read -r line; do
             (setsid sleep 98765 & echo $! >"$HOME/left")
             say "hanging"
             ;;
+        *mute*)
+            state running
+            echo '{"type":"system","subtype":"init","model":"m","mcp_servers":[]}'
+            echo '{"type":"result","subtype":"success","is_error":false,"result":""}'
+            state idle
+            ;;
         *deaf*)
             state running
             say "deaf"

@@ -89,7 +89,10 @@ while read -r line; do
                     case "$line" in *afterwards*) say "done" && end ;; esac
                     echo '{"id":"q7","method":"item/tool/requestUserInput","params":{"threadId":"'"$thread"'","itemId":"i1","questions":[{"id":"c","header":"","question":"Colour?","options":[{"label":"red","description":""}]}]}}'
                     ;;
-                *mute*) end ;;
+                *mute*)
+                    notify thread/name/updated '"threadName":"Quiet"'
+                    end
+                    ;;
                 *wonder*)
                     echo '{"id":"q1","method":"attestation/generate","params":{}}'
                     read -r answer

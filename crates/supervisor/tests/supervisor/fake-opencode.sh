@@ -79,7 +79,10 @@ while read -r line; do
                     echo "last words" >&2
                     exit 3
                     ;;
-                *mute*) end ;;
+                *mute*)
+                    update '{"sessionUpdate":"session_info_update","title":"Quiet"}'
+                    end
+                    ;;
                 *wonder*)
                     echo '{"jsonrpc":"2.0","id":"q1","method":"fs/read_text_file","params":{"path":"/etc/passwd"}}'
                     read -r answer

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{Acp, Purpose};
 use crate::agents::{
-    SILENT_TURN, Signal, conversation, plan,
+    Signal, conversation, plan,
     rpc::{self, Message, RpcError, text},
     tool_calls::with_exit_code,
 };
@@ -85,8 +85,7 @@ impl Acp {
         }
         let Some(reply) = self.reply.take() else { return Vec::new() };
         let mut signals = self.tools.end_all(false);
-        let silent = || SILENT_TURN.to_owned();
-        signals.push(Signal::Done(if self.spoke { reply } else { reply.and(Err(silent())) }));
+        signals.push(Signal::Done(reply));
         signals
     }
 
@@ -135,7 +134,6 @@ impl Acp {
                 let plan = plan::in_tool_input(&tool.input).map(Signal::Event);
                 let mut signals = self.tool_ended(call, status == "completed", output, update);
                 signals.extend(plan);
-                self.spoke = true;
                 signals.extend(self.ended());
                 signals
             }

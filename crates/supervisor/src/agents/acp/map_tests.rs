@@ -228,9 +228,7 @@ fn cancelled_turn_ends_its_open_tools() {
 }
 
 #[test]
-fn reply_without_any_event_fails() {
-    let signals = lines(&mut prompted(), &[replied("end_turn")]);
-    assert_eq!(signals, [Signal::Done(Err(SILENT_TURN.into()))]);
+fn refusal_of_the_model_fails_the_turn() {
     let signals = lines(&mut prompted(), &[chunk_of("x"), replied("refusal")]);
     assert!(matches!(&signals[1], Signal::Done(Err(why)) if why.contains("refused")));
 }

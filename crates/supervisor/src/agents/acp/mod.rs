@@ -36,8 +36,6 @@ pub(crate) struct Acp {
     takes_http_servers: bool,
     /// Whether the agent replays a conversation; none of it is new.
     replaying: bool,
-    /// Whether the prompt has caused an event.
-    spoke: bool,
     tools: ToolCalls,
     /// Whether the prompt was cancelled; its open tool calls may never end.
     cancelled: bool,
@@ -80,7 +78,7 @@ impl Agent for Acp {
     }
 
     fn prompt(&mut self, request: &TurnRequest) -> String {
-        (self.spoke, self.cancelled) = (false, false);
+        self.cancelled = false;
         self.reply = None;
         self.tools.clear();
         self.unknown.reset();
@@ -102,10 +100,7 @@ impl Agent for Acp {
     }
 
     fn parse_line(&mut self, line: &[u8]) -> Vec<Signal> {
-        let signals = self.interpret(line);
-        let says = |signal: &Signal| matches!(signal, Signal::Event(_));
-        self.spoke |= signals.iter().any(says);
-        signals
+        self.interpret(line)
     }
 
     fn close_questions(&mut self) -> Vec<Signal> {

@@ -27,6 +27,8 @@ pub(crate) struct Claude {
     pub(super) resumes: bool,
     started: bool,
     result: Option<Result<(), String>>,
+    /// Whether the prompt has caused text.
+    streamed: bool,
     /// The last `AgentReady`.
     reported: Option<EventBody>,
     pub(super) questions: BTreeMap<String, PendingQuestions>,
@@ -47,7 +49,7 @@ impl Claude {
     /// Called at the start of a prompt.
     pub(super) fn begin(&mut self, prompt: &PromptId) {
         self.command = Some(uuid(prompt));
-        self.started = false;
+        (self.started, self.streamed) = (false, false);
         self.result = None;
         self.unknown.reset();
     }
@@ -58,13 +60,14 @@ impl Claude {
         };
         match text(&message, "type") {
             "system" => self.system(&message, line),
-            "stream_event" => partial(&message),
+            "stream_event" => {
+                let signals = partial(&message);
+                self.streamed |= !signals.is_empty();
+                signals
+            }
             "assistant" => tools_started(&message),
             "user" => tools_ended(&message),
-            "result" => {
-                self.result = Some(outcome(&message));
-                Vec::new()
-            }
+            "result" => self.ended(&message),
             "command_lifecycle" => self.lifecycle(&message),
             "control_request" => self.requested(&message),
             "control_cancel_request" => self.cancelled(&message),
@@ -127,6 +130,15 @@ impl Claude {
         if ready { vec![Signal::Ready { is_new: !self.resumes }] } else { Vec::new() }
     }
 
+    // The output of a command such as `/context` is not streamed; the result is all there is.
+    fn ended(&mut self, message: &Value) -> Vec<Signal> {
+        let outcome = outcome(message);
+        let text = text(message, "result").to_owned();
+        let unseen = outcome.is_ok() && !text.is_empty() && !self.streamed;
+        self.result = Some(outcome);
+        unseen.then_some(Signal::Event(EventBody::TextDelta { text })).into_iter().collect()
+    }
+
     fn idle(&mut self) -> Vec<Signal> {
         self.result.take().map(Signal::Done).into_iter().collect()
     }
@@ -139,7 +151,7 @@ impl Claude {
         match text(message, "state") {
             "started" => self.started = true,
             "completed" if !self.started && self.result.is_none() => {
-                return vec![Signal::Done(Ok(()))];
+                return vec![Signal::Repeated];
             }
             _ => {}
         }

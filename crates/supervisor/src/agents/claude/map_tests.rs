@@ -117,10 +117,18 @@ fn todo_list_of_the_agent_is_its_plan() {
 #[test]
 fn turn_ends_after_result_and_idle() {
     let mut claude = Claude::default();
+    let text = r#"{"type":"stream_event","event":{"delta":{"type":"text_delta","text":"x"}},"parent_tool_use_id":null}"#;
+    interpret(&mut claude, &[text]);
     assert_eq!(interpret(&mut claude, &[IDLE]), []);
     assert_eq!(interpret(&mut claude, &[RESULT]), []);
     assert_eq!(interpret(&mut claude, &[IDLE]), [Signal::Done(Ok(()))]);
     assert_eq!(interpret(&mut claude, &[IDLE]), []);
+}
+
+#[test]
+fn result_that_was_not_streamed_is_text() {
+    let signals = interpret(&mut Claude::default(), &[RESULT]);
+    assert_eq!(signals, [Signal::Event(EventBody::TextDelta { text: "done".into() })]);
 }
 
 #[test]
@@ -139,7 +147,7 @@ fn repeated_prompt_ends_at_once() {
     };
     let mut claude = Claude::default();
     claude.begin(&prompt);
-    assert_eq!(interpret(&mut claude, &[&line("completed")]), [Signal::Done(Ok(()))]);
+    assert_eq!(interpret(&mut claude, &[&line("completed")]), [Signal::Repeated]);
     claude.begin(&prompt);
     assert_eq!(
         interpret(&mut claude, &[&line("queued"), &line("started"), &line("completed")]),

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{Codex, Purpose};
 use crate::agents::{
-    SILENT_TURN, Signal, conversation, key_rejected, plan,
+    Signal, conversation, key_rejected, plan,
     rpc::{self, Message, RpcError, text},
     tool_calls::with_exit_code,
 };
@@ -158,8 +158,7 @@ impl Codex {
         }
         self.turn = None;
         let result = match text(turn, "status") {
-            "completed" if self.spoke => Ok(()),
-            "completed" => Err(SILENT_TURN.to_owned()),
+            "completed" => Ok(()),
             "interrupted" => Err("the agent cancelled the turn".to_owned()),
             _ => Err(text(&turn["error"], "message").to_owned()),
         };

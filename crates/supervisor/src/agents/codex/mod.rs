@@ -73,8 +73,6 @@ pub(crate) struct Codex {
     version: Option<String>,
     model: Option<String>,
     mcp: Vec<McpServer>,
-    /// Whether the prompt has caused an event.
-    spoke: bool,
     tools: ToolCalls,
     questions: Questions,
     unknown: UnknownLines,
@@ -107,7 +105,7 @@ impl Agent for Codex {
     }
 
     fn prompt(&mut self, request: &TurnRequest) -> String {
-        (self.spoke, self.cancelled) = (false, false);
+        self.cancelled = false;
         self.turn = None;
         self.tools.clear();
         self.unknown.reset();
@@ -127,10 +125,7 @@ impl Agent for Codex {
     }
 
     fn parse_line(&mut self, line: &[u8]) -> Vec<Signal> {
-        let signals = self.interpret(line);
-        let says = |signal: &Signal| matches!(signal, Signal::Event(_));
-        self.spoke |= signals.iter().any(says);
-        signals
+        self.interpret(line)
     }
 
     fn close_questions(&mut self) -> Vec<Signal> {
