@@ -9,6 +9,7 @@ mod acp;
 mod claude;
 mod codex;
 mod conversation;
+mod dropped_line;
 mod plan;
 mod process;
 mod rpc;
@@ -44,6 +45,12 @@ pub(crate) trait Agent {
 
     /// Interprets a line of arbitrary bytes. Unknown lines become a bounded number of events.
     fn parse_line(&mut self, line: &[u8]) -> Vec<Signal>;
+
+    /// Handles a line that is too long to be read and begins with `head`: what waits for it must not
+    /// wait forever.
+    fn line_dropped(&mut self, _head: &[u8]) -> Vec<Signal> {
+        Vec::new()
+    }
 
     /// Closes the unanswered questions: the agent is told that nobody answers them.
     fn close_questions(&mut self) -> Vec<Signal>;
@@ -121,6 +128,9 @@ impl Signal {
 
 /// Why a turn failed whose agent finished without any output.
 pub(crate) const SILENT_TURN: &str = "the agent ended its turn without any output";
+
+/// What an agent is told about a request that is too long to be read.
+const TOO_LONG: &str = "the message is too long";
 
 /// What an agent is told about a question that stays without an answer.
 const NO_ANSWER: &str = "Nobody can answer this question now. Go on without an answer.";

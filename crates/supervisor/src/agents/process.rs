@@ -15,7 +15,9 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::{Agent, AgentStart, Invocation, Signal, conversation, owned};
+use super::{
+    Agent, AgentStart, Invocation, Signal, conversation, dropped_line::MAX_HEAD_BYTES, owned,
+};
 use crate::{
     capture::describe,
     git::NON_INTERACTIVE,
@@ -258,9 +260,12 @@ impl AgentProcess {
                 self.last_activity = Instant::now();
                 let signals = match line {
                     AgentLine::Complete(line) => self.agent.parse_line(&line),
-                    AgentLine::TooLong => vec![Signal::Event(EventBody::Warning {
-                        message: "dropped a line of the agent: too long".to_owned(),
-                    })],
+                    AgentLine::TooLong { head } => {
+                        let message = "dropped a line of the agent: longer than 8 MiB".to_owned();
+                        let mut signals = vec![Signal::Event(EventBody::Warning { message })];
+                        signals.extend(self.agent.line_dropped(&head));
+                        signals
+                    }
                 };
                 let signals = self.send_replies(signals);
                 if signals.is_empty() {
@@ -353,7 +358,7 @@ struct Stderr {
 
 enum AgentLine {
     Complete(Vec<u8>),
-    TooLong,
+    TooLong { head: Vec<u8> },
 }
 
 /// Splits the agent's output into lines of bounded length.
@@ -361,12 +366,13 @@ struct LineReader {
     receiver: pipe::Receiver,
     buffer: Vec<u8>,
     searched: usize,
-    skipping: bool,
+    /// The beginning of a line whose rest is skipped.
+    skipping: Option<Vec<u8>>,
 }
 
 impl LineReader {
     fn new(receiver: pipe::Receiver) -> Self {
-        Self { receiver, buffer: Vec::new(), searched: 0, skipping: false }
+        Self { receiver, buffer: Vec::new(), searched: 0, skipping: None }
     }
 
     fn pop(&mut self) -> Option<AgentLine> {
@@ -374,8 +380,10 @@ impl LineReader {
         let Some(end) = end.map(|end| self.searched + end) else {
             self.searched = self.buffer.len();
             if self.buffer.len() > MAX_LINE_BYTES {
-                self.skipping = true;
-                self.buffer = Vec::new();
+                let mut head = std::mem::take(&mut self.buffer);
+                head.truncate(MAX_HEAD_BYTES);
+                head.shrink_to_fit();
+                self.skipping.get_or_insert(head);
                 self.searched = 0;
             }
             return None;
@@ -384,8 +392,10 @@ impl LineReader {
         let mut line = std::mem::replace(&mut self.buffer, rest);
         line.pop();
         self.searched = 0;
-        let skipped = std::mem::take(&mut self.skipping);
-        Some(if skipped { AgentLine::TooLong } else { AgentLine::Complete(line) })
+        Some(match self.skipping.take() {
+            Some(head) => AgentLine::TooLong { head },
+            None => AgentLine::Complete(line),
+        })
     }
 
     // False at the end of the output. Cancel-safe.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-use super::unknown_lines::MAX_RAW_BYTES;
+use super::{dropped_line, unknown_lines::MAX_RAW_BYTES};
 use crate::truncate;
 
 /// A message of the agent.
@@ -36,7 +36,15 @@ pub(super) struct RpcError {
 impl Message {
     /// `None` for anything that is not a message of this protocol.
     pub(super) fn parse(line: &[u8]) -> Option<Self> {
-        let mut message: Map<String, Value> = serde_json::from_slice(line).ok()?;
+        Self::of_fields(serde_json::from_slice(line).ok()?)
+    }
+
+    /// The message that begins like this; what comes later is empty.
+    pub(super) fn of_head(head: &[u8]) -> Option<Self> {
+        Self::of_fields(dropped_line::fields(head))
+    }
+
+    fn of_fields(mut message: Map<String, Value>) -> Option<Self> {
         let mut take = |field: &str| message.remove(field).unwrap_or_default();
         let (id, params) = (take("id"), take("params"));
         if let Value::String(method) = take("method") {

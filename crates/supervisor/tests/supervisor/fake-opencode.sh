@@ -79,6 +79,13 @@ while read -r line; do
                     echo "last words" >&2
                     exit 3
                     ;;
+                *huge*)
+                    update '{"sessionUpdate":"tool_call","toolCallId":"t9","title":"bash","kind":"execute","status":"in_progress"}'
+                    printf '%s' '{"jsonrpc":"2.0","method":"session/update","params":{"sessionId":"'"$session"'","update":{"sessionUpdate":"tool_call_update","toolCallId":"t9","status":"completed","rawOutput":"'
+                    head -c 9000000 /dev/zero | tr '\0' x
+                    echo '"}}}'
+                    end
+                    ;;
                 *mute*)
                     update '{"sessionUpdate":"session_info_update","title":"Quiet"}'
                     end

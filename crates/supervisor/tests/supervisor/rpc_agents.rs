@@ -47,6 +47,20 @@ fn running_tool_reports_its_output() {
 }
 
 #[test]
+fn end_of_a_call_that_is_dropped_ends_the_turn() {
+    let (_sandbox, mut owner) = started(AgentName::Opencode);
+    owner.prompt("a huge output");
+    let warning = owner.event(|body| matches!(body, EventBody::Warning { .. }));
+    assert!(
+        matches!(&warning, EventBody::Warning { message } if message.contains("dropped a line")),
+        "{warning:?}"
+    );
+    assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
+    owner.prompt("hello");
+    assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
+}
+
+#[test]
 fn unknown_request_of_an_agent_is_refused() {
     for_each(|agent| {
         let (_sandbox, mut owner) = started(agent);

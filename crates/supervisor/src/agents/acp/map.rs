@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{Acp, Purpose};
 use crate::agents::{
-    Signal, conversation, plan,
+    Signal, TOO_LONG, conversation, plan,
     rpc::{self, Message, RpcError, text},
     tool_calls::with_exit_code,
 };
@@ -28,6 +28,19 @@ impl Acp {
             // Methods that begin with an underscore are extensions.
             Some(Message::Notification { method, .. }) if method.starts_with('_') => Vec::new(),
             Some(Message::Notification { .. }) | None => self.unknown.record(line),
+        }
+    }
+
+    /// Interprets a line of which only the beginning is known.
+    pub(super) fn interpret_head(&mut self, head: &[u8]) -> Vec<Signal> {
+        match Message::of_head(head) {
+            Some(Message::Request { id, .. }) => vec![Signal::Send(rpc::failure(&id, TOO_LONG))],
+            Some(Message::Response { id, result }) => match self.requests.close(id) {
+                Some(purpose) => self.responded(purpose, result),
+                None => Vec::new(),
+            },
+            // It may have been the end of the last tool call.
+            Some(Message::Notification { .. }) | None => self.ended(),
         }
     }
 
@@ -80,7 +93,7 @@ impl Acp {
 
     // The end of the turn, if nothing is missing.
     fn ended(&mut self) -> Vec<Signal> {
-        if !self.tools.is_empty() && !self.cancelled {
+        if !self.tools.is_empty() && !self.ends_missing {
             return Vec::new();
         }
         let Some(reply) = self.reply.take() else { return Vec::new() };

@@ -274,6 +274,26 @@ fn other_conversations_and_known_noise_are_dropped() {
     assert_eq!(lines(&mut prompted(), &[titled]), [Signal::Event(title)]);
 }
 
+#[test]
+fn dropped_line_does_not_hold_the_turn() {
+    let running = tool("in_progress", "execute", json!({}), "");
+    let done = |signals: &[Signal]| matches!(signals.last(), Some(Signal::Done(_)));
+    let ended = tool("completed", "execute", json!({}), "");
+    // The end of the last call was dropped, before and after the reply.
+    let mut acp = prompted();
+    lines(&mut acp, std::slice::from_ref(&running));
+    assert_eq!(acp.line_dropped(&ended.as_bytes()[..60]), []);
+    assert!(done(&lines(&mut acp, &[replied("end_turn")])));
+    let mut acp = prompted();
+    assert!(!done(&lines(&mut acp, &[running, replied("end_turn")])));
+    assert!(done(&acp.line_dropped(&ended.as_bytes()[..60])));
+    // The reply itself, and a request of the agent.
+    assert!(done(&prompted().line_dropped(br#"{"jsonrpc":"2.0","id":3,"result":{"stopRea"#)));
+    let asked = br#"{"jsonrpc":"2.0","id":"a","method":"session/request_permission","params":{"#;
+    let refused = sent(&prompted().line_dropped(asked)).remove(0);
+    assert_eq!((&refused["id"], &refused["error"]["code"]), (&json!("a"), &json!(-32000)));
+}
+
 proptest! {
     #[test]
     fn arbitrary_updates_never_panic(kind in "[a-z_]{0,12}", field in "[a-zA-Z]{0,8}", value in ".{0,20}") {

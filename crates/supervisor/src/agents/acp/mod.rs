@@ -37,8 +37,8 @@ pub(crate) struct Acp {
     /// Whether the agent replays a conversation; none of it is new.
     replaying: bool,
     tools: ToolCalls,
-    /// Whether the prompt was cancelled; its open tool calls may never end.
-    cancelled: bool,
+    /// Whether open tool calls may never end: the prompt was cancelled, or a line was dropped.
+    ends_missing: bool,
     /// The reply to the prompt, while tool calls are open.
     reply: Option<Result<(), String>>,
     unknown: UnknownLines,
@@ -78,7 +78,7 @@ impl Agent for Acp {
     }
 
     fn prompt(&mut self, request: &TurnRequest) -> String {
-        self.cancelled = false;
+        self.ends_missing = false;
         self.reply = None;
         self.tools.clear();
         self.unknown.reset();
@@ -90,7 +90,7 @@ impl Agent for Acp {
     }
 
     fn cancel(&mut self) -> Option<String> {
-        self.cancelled = true;
+        self.ends_missing = true;
         Some(rpc::notification("session/cancel", &json!({"sessionId": self.session})))
     }
 
@@ -101,6 +101,11 @@ impl Agent for Acp {
 
     fn parse_line(&mut self, line: &[u8]) -> Vec<Signal> {
         self.interpret(line)
+    }
+
+    fn line_dropped(&mut self, head: &[u8]) -> Vec<Signal> {
+        self.ends_missing = true;
+        self.interpret_head(head)
     }
 
     fn close_questions(&mut self) -> Vec<Signal> {

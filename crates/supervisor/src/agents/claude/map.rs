@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use super::{INITIALIZE, allow, deny, not_supported, uuid};
 use crate::{
     agents::{
-        NO_ANSWER, Signal, closed_unanswered, key_rejected, plan,
+        NO_ANSWER, Signal, TOO_LONG, closed_unanswered, dropped_line, key_rejected, plan,
         unknown_lines::{MAX_RAW_BYTES, UnknownLines},
     },
     truncate,
@@ -76,6 +76,19 @@ impl Claude {
             | "tool_use_summary" => Vec::new(),
             _ => self.unknown.record(line),
         }
+    }
+
+    /// Interprets a line of which only the beginning is known.
+    pub(super) fn interpret_head(&mut self, head: &[u8]) -> Vec<Signal> {
+        let message = Value::Object(dropped_line::fields(head));
+        match text(&message, "type") {
+            "result" => self.result = Some(Err(TOO_LONG.to_owned())),
+            "control_request" => {
+                return vec![Signal::Send(not_supported(text(&message, "request_id")))];
+            }
+            _ => {}
+        }
+        Vec::new()
     }
 
     fn system(&mut self, message: &Value, line: &[u8]) -> Vec<Signal> {

@@ -219,6 +219,15 @@ fn unknown_lines_are_truncated() {
     assert_eq!(line.len(), 4096);
 }
 
+#[test]
+fn dropped_result_ends_the_turn() {
+    let mut claude = Claude::default();
+    assert_eq!(claude.interpret_head(br#"{"type":"result","subtype":"success","result":"x"#), []);
+    assert_eq!(interpret(&mut claude, &[IDLE]), [Signal::Done(Err(TOO_LONG.into()))]);
+    let asked = claude.interpret_head(br#"{"type":"control_request","request_id":"r1","requ"#);
+    assert!(matches!(&asked[..], [Signal::Send(line)] if line.contains("r1")), "{asked:?}");
+}
+
 proptest! {
     #[test]
     fn malformed_lines_never_panic(line in r#"\{"type":"(user|assistant|result|system|control_request|x)".{0,60}"#) {

@@ -72,6 +72,10 @@ impl Agent for Claude {
         self.interpret(line)
     }
 
+    fn line_dropped(&mut self, head: &[u8]) -> Vec<Signal> {
+        self.interpret_head(head)
+    }
+
     fn close_questions(&mut self) -> Vec<Signal> {
         self.close_all()
     }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{Codex, Purpose};
 use crate::agents::{
-    Signal, conversation, key_rejected, plan,
+    Signal, TOO_LONG, conversation, key_rejected, plan,
     rpc::{self, Message, RpcError, text},
     tool_calls::with_exit_code,
 };
@@ -43,6 +43,21 @@ impl Codex {
             },
             Some(Message::Notification { method, params }) => self.notified(&method, &params, line),
             None => self.unknown.record(line),
+        }
+    }
+
+    /// Interprets a line of which only the beginning is known. Calls end with the turn at last.
+    pub(super) fn interpret_head(&mut self, head: &[u8]) -> Vec<Signal> {
+        match Message::of_head(head) {
+            Some(Message::Request { id, .. }) => vec![Signal::Send(rpc::failure(&id, TOO_LONG))],
+            Some(Message::Response { id, result }) => match self.requests.close(id) {
+                Some(purpose) => self.responded(purpose, result),
+                None => Vec::new(),
+            },
+            Some(Message::Notification { method, .. }) if method == "turn/completed" => {
+                self.turn_completed(&json!({"id": self.turn, "error": {"message": TOO_LONG}}))
+            }
+            Some(Message::Notification { .. }) | None => Vec::new(),
         }
     }
 

@@ -284,6 +284,14 @@ fn other_threads_and_known_noise_are_dropped() {
     assert!(matches!(signals[..], [Signal::Event(EventBody::AgentRaw { .. })]), "{signals:?}");
 }
 
+#[test]
+fn dropped_end_ends_the_turn() {
+    let mut codex = in_turn();
+    assert_eq!(codex.line_dropped(br#"{"method":"item/completed","params":{"item":{"ty"#), []);
+    let signals = codex.line_dropped(br#"{"method":"turn/completed","params":{"turn":{"#);
+    assert_eq!(signals, [Signal::Done(Err(TOO_LONG.into()))]);
+}
+
 proptest! {
     #[test]
     fn arbitrary_items_never_panic(kind in "[a-zA-Z]{0,16}", field in "[a-zA-Z]{0,8}", value in ".{0,20}") {

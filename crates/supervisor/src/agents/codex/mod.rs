@@ -128,6 +128,10 @@ impl Agent for Codex {
         self.interpret(line)
     }
 
+    fn line_dropped(&mut self, head: &[u8]) -> Vec<Signal> {
+        self.interpret_head(head)
+    }
+
     fn close_questions(&mut self) -> Vec<Signal> {
         self.questions.close_all()
     }
