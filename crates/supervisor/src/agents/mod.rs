@@ -14,6 +14,7 @@ mod plan;
 mod process;
 mod rpc;
 pub(crate) mod scripted;
+mod stdin;
 mod tool_calls;
 mod unknown_lines;
 
@@ -131,6 +132,18 @@ pub(crate) const SILENT_TURN: &str = "the agent ended its turn without any outpu
 
 /// What an agent is told about a request that is too long to be read.
 const TOO_LONG: &str = "the message is too long";
+
+// Of one agent; usually it waits for the answer to one.
+const MAX_OPEN_QUESTIONS: usize = 16;
+
+// A question is shown to the user: a few hundred characters.
+const MAX_QUESTION_BYTES: usize = 64 * 1024;
+
+/// Whether an agent may ask this question, too. The limits keep a hostile agent from growing the
+/// supervisor.
+fn may_ask(open: usize, question: &serde_json::Value) -> bool {
+    open < MAX_OPEN_QUESTIONS && question.to_string().len() <= MAX_QUESTION_BYTES
+}
 
 /// What an agent is told about a question that stays without an answer.
 const NO_ANSWER: &str = "Nobody can answer this question now. Go on without an answer.";

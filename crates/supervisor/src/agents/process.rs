@@ -9,14 +9,15 @@ use harvest_proto::{
     redact,
 };
 use tokio::{
-    io::AsyncWriteExt,
     net::unix::pipe,
-    sync::mpsc,
     time::{Instant, timeout},
 };
 
 use super::{
-    Agent, AgentStart, Invocation, Signal, conversation, dropped_line::MAX_HEAD_BYTES, owned,
+    Agent, AgentStart, Invocation, Signal, conversation,
+    dropped_line::MAX_HEAD_BYTES,
+    owned,
+    stdin::{Replies, Stdin},
 };
 use crate::{
     capture::describe,
@@ -80,7 +81,7 @@ pub(crate) struct AgentProcess {
     context: AgentContext,
     child: Child,
     lines: LineReader,
-    stdin: mpsc::UnboundedSender<Vec<u8>>,
+    stdin: Stdin,
     stderr: Rc<Stderr>,
     agent: Box<dyn Agent>,
     oom_before: u64,
@@ -116,7 +117,7 @@ impl AgentProcess {
         let spawned = Self::spawn(context, resume).await;
         let mut agent = spawned.map_err(|tail| AgentStartError { exit: None, tail })?;
         if let Some(line) = agent.agent.init_line() {
-            agent.send(line);
+            agent.stdin.send(line);
         }
         let error = match timeout(START_TIMEOUT, agent.ready()).await {
             Ok(Ok(())) => return Ok(agent),
@@ -175,15 +176,11 @@ impl AgentProcess {
         tokio::task::spawn_local(async move {
             read_all(&collected.pipe, |bytes| collected.tail.borrow_mut().push(bytes)).await;
         });
-        let (sender, queue) = mpsc::unbounded_channel();
-        if let Some(pipe) = ours.stdin {
-            tokio::task::spawn_local(write(pipe, queue));
-        }
         Ok(Self {
             context: context.clone(),
             child,
             lines: LineReader::new(ours.stdout),
-            stdin: sender,
+            stdin: Stdin::new(ours.stdin),
             stderr,
             agent,
             oom_before,
@@ -193,23 +190,17 @@ impl AgentProcess {
         })
     }
 
-    fn send(&self, mut line: String) {
-        line.push('\n');
-        // The exit of the agent is detected elsewhere.
-        let _agent_exited = self.stdin.send(line.into_bytes());
-    }
-
     /// Sends a prompt.
     pub(crate) fn prompt(&mut self, request: &TurnRequest) {
         self.last_activity = Instant::now();
         let line = self.agent.prompt(request);
-        self.send(line);
+        self.stdin.send(line);
     }
 
     /// Asks the agent to cancel the prompt.
     pub(crate) fn interrupt(&mut self) {
         if let Some(line) = self.agent.cancel() {
-            self.send(line);
+            self.stdin.send(line);
         }
     }
 
@@ -230,7 +221,7 @@ impl AgentProcess {
         let mut rest = Vec::new();
         for signal in signals {
             match signal {
-                Signal::Send(line) => self.send(line),
+                Signal::Send(line) => self.stdin.reply(line),
                 Signal::Conversation(id) => self.save_conversation(&id),
                 other => rest.push(other),
             }
@@ -277,10 +268,11 @@ impl AgentProcess {
                 return AgentOutput::Exited(self.context.sandbox.exit(end, self.oom_before));
             }
             self.context.outbox.wait_for_space().await;
+            let replies = self.stdin.replies();
             tokio::select! {
                 biased;
                 // A pipe that never runs empty would starve the other tasks.
-                open = self.lines.fill() => if open {
+                open = self.lines.fill_after(&replies) => if open {
                     tokio::task::yield_now().await;
                 } else {
                     self.exit = Some(match timeout(EXIT_TIMEOUT, self.child.wait()).await {
@@ -315,7 +307,7 @@ impl AgentProcess {
     /// Closes the agent's stdin and waits for its exit; kills it after `limit`.
     pub(crate) async fn close(mut self, limit: Duration) {
         // Dropping the sender closes stdin.
-        self.stdin = mpsc::unbounded_channel().0;
+        self.stdin = Stdin::new(None);
         if timeout(limit, self.child.wait()).await.is_err() {
             self.child.kill().await;
         }
@@ -340,14 +332,6 @@ fn prepare(context: &AgentContext, user: &User, resume: bool) -> (Box<dyn Agent>
 fn state_folder(sandbox: &Sandbox, user: &User) -> PathBuf {
     let home = sandbox.env(user).remove("HOME").unwrap_or_else(|| user.home.clone());
     conversation::state_folder(&home)
-}
-
-async fn write(mut stdin: pipe::Sender, mut queue: mpsc::UnboundedReceiver<Vec<u8>>) {
-    while let Some(line) = queue.recv().await {
-        if stdin.write_all(&line).await.is_err() {
-            return;
-        }
-    }
 }
 
 /// The agent's stderr; only the last lines are kept.
@@ -396,6 +380,12 @@ impl LineReader {
             Some(head) => AgentLine::TooLong { head },
             None => AgentLine::Complete(line),
         })
+    }
+
+    // Reads once the agent has read its replies. Cancel-safe.
+    async fn fill_after(&mut self, replies: &Replies) -> bool {
+        replies.wait_for_space().await;
+        self.fill().await
     }
 
     // False at the end of the output. Cancel-safe.

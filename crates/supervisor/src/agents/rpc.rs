@@ -8,6 +8,9 @@ use serde_json::{Map, Value, json};
 use super::{dropped_line, unknown_lines::MAX_RAW_BYTES};
 use crate::truncate;
 
+// One or two are open at a time.
+const MAX_OPEN_REQUESTS: usize = 64;
+
 /// A message of the agent.
 #[derive(Debug, PartialEq)]
 pub(super) enum Message {
@@ -81,6 +84,10 @@ impl<K> OpenRequests<K> {
     /// The line of a new request.
     pub(super) fn request(&mut self, purpose: K, method: &str, params: &Value) -> String {
         self.last += 1;
+        // An agent that never answers must not grow the supervisor.
+        if self.open.len() >= MAX_OPEN_REQUESTS {
+            self.open.pop_first();
+        }
         self.open.insert(self.last, purpose);
         json!({"jsonrpc": "2.0", "id": self.last, "method": method, "params": params}).to_string()
     }

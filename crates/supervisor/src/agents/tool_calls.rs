@@ -7,28 +7,59 @@ use harvest_proto::{EventBody, event::ToolKind};
 use serde_json::Value;
 
 use super::Signal;
+use crate::truncate;
 
 // Of one call, while it runs. `ToolEnded` has all of the output.
 const MAX_LIVE_BYTES: usize = 64 * 1024;
 
+// An agent and its sub-agents run a few calls at once. The limits keep a hostile agent from growing
+// the supervisor.
+const MAX_OPEN_CALLS: usize = 64;
+const MAX_INPUT_BYTES: usize = 256 * 1024;
+
 /// A tool call that has not ended.
 #[derive(Debug, Default)]
 pub(super) struct ToolCall {
-    pub(super) name: String,
+    name: String,
     pub(super) kind: ToolKind,
-    pub(super) input: Value,
+    /// As JSON, which takes less memory than the value. Empty for null.
+    input: String,
     started: bool,
     /// The output reported so far.
     live: String,
+}
+
+impl ToolCall {
+    /// The first name is the name of the tool; later ones describe the call.
+    pub(super) fn set_name(&mut self, name: &str) {
+        if self.name.is_empty() {
+            self.name = truncate::text(name, truncate::MAX_NAME_BYTES);
+        }
+    }
+
+    pub(super) fn set_input(&mut self, input: &Value) {
+        self.input = input.to_string();
+        if self.input.len() > MAX_INPUT_BYTES {
+            self.input = truncate::value(input.clone()).to_string();
+        }
+    }
+
+    pub(super) fn input(&self) -> Value {
+        serde_json::from_str(&self.input).unwrap_or_default()
+    }
 }
 
 #[derive(Debug, Default)]
 pub(super) struct ToolCalls(BTreeMap<String, ToolCall>);
 
 impl ToolCalls {
-    /// The call of this id, which is new if it was not open.
+    /// The call of this id, which is new if it was not open. Of too many, one is forgotten.
     pub(super) fn open(&mut self, call: &str) -> &mut ToolCall {
-        self.0.entry(call.to_owned()).or_default()
+        let id = id(call);
+        if self.0.len() >= MAX_OPEN_CALLS && !self.0.contains_key(&id) {
+            self.0.pop_first();
+        }
+        self.0.entry(id).or_default()
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -46,10 +77,10 @@ impl ToolCalls {
             return Vec::new();
         }
         let started = EventBody::ToolStarted {
-            call: call.to_owned(),
+            call: id(call),
             name: tool.name.clone(),
             kind: tool.kind,
-            input: tool.input.clone(),
+            input: tool.input(),
             parent: None,
             blob: None,
         };
@@ -65,7 +96,7 @@ impl ToolCalls {
             return Vec::new();
         }
         tool.live.push_str(&text);
-        vec![Signal::Event(EventBody::ToolOutput { call: call.to_owned(), text })]
+        vec![Signal::Event(EventBody::ToolOutput { call: id(call), text })]
     }
 
     /// Like `output`, for an agent that repeats everything the call has written.
@@ -79,8 +110,8 @@ impl ToolCalls {
     /// Reports the end of a call, and its start if that is missing.
     pub(super) fn end(&mut self, call: &str, ok: bool, output: String) -> Vec<Signal> {
         let mut signals = self.start(call);
-        self.0.remove(call);
-        let ended = EventBody::ToolEnded { call: call.to_owned(), ok, output, blob: None };
+        self.0.remove(&id(call));
+        let ended = EventBody::ToolEnded { call: id(call), ok, output, blob: None };
         signals.push(Signal::Event(ended));
         signals
     }
@@ -96,6 +127,11 @@ impl ToolCalls {
         };
         std::mem::take(&mut self.0).into_iter().filter(|(_, tool)| tool.started).map(end).collect()
     }
+}
+
+/// The id of a call as it is kept and reported.
+fn id(call: &str) -> String {
+    truncate::text(call, truncate::MAX_NAME_BYTES)
 }
 
 /// The output of a command, with its exit code unless that is 0.
@@ -124,7 +160,7 @@ mod tests {
     #[test]
     fn call_starts_once_and_ends_once() {
         let mut calls = ToolCalls::default();
-        calls.open("a").name = "bash".into();
+        calls.open("a").set_name("bash");
         assert_eq!(kinds(&calls.start("a")), ["started"]);
         assert_eq!(kinds(&calls.start("a")), [""; 0]);
         assert_eq!(kinds(&calls.end("a", true, "x".into())), ["ended"]);
@@ -143,6 +179,24 @@ mod tests {
         assert_eq!(text(calls.output_so_far("a", "1\n2\n")), "2\n");
         assert_eq!(text(calls.output_so_far("a", "1\n2\n")), "");
         assert_eq!(text(calls.output_so_far("a", "…2\n3\n")), "", "its beginning was dropped");
+    }
+
+    #[test]
+    fn open_calls_are_bounded() {
+        let mut calls = ToolCalls::default();
+        let long = "x".repeat(1024 * 1024);
+        for number in 0..100 {
+            let call = format!("{number}{long}");
+            let tool = calls.open(&call);
+            tool.set_name(&long);
+            tool.set_input(&serde_json::json!({"text": long}));
+            calls.output(&call, &long);
+        }
+        let bytes = |(call, tool): (&String, &ToolCall)| {
+            call.len() + tool.name.len() + tool.input.len() + tool.live.len()
+        };
+        assert_eq!(calls.0.len(), MAX_OPEN_CALLS);
+        assert!(calls.0.iter().map(bytes).sum::<usize>() < 32 * 1024 * 1024);
     }
 
     #[test]

@@ -132,19 +132,17 @@ impl Acp {
     fn tool_updated(&mut self, update: &Value) -> Vec<Signal> {
         let call = text(update, "toolCallId");
         let tool = self.tools.open(call);
-        if tool.name.is_empty() {
-            text(update, "title").clone_into(&mut tool.name);
-        }
+        tool.set_name(text(update, "title"));
         if let Some(kind) = update["kind"].as_str() {
             tool.kind = kind_of(kind);
         }
         if update["rawInput"].is_object() {
-            tool.input = update["rawInput"].clone();
+            tool.set_input(&update["rawInput"]);
         }
         let output = output(&update["content"]);
         match text(update, "status") {
             status @ ("completed" | "failed") => {
-                let plan = plan::in_tool_input(&tool.input).map(Signal::Event);
+                let plan = plan::in_tool_input(&tool.input()).map(Signal::Event);
                 let mut signals = self.tool_ended(call, status == "completed", output, update);
                 signals.extend(plan);
                 signals.extend(self.ended());

@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use super::{INITIALIZE, allow, deny, not_supported, uuid};
 use crate::{
     agents::{
-        NO_ANSWER, Signal, TOO_LONG, closed_unanswered, dropped_line, key_rejected, plan,
+        NO_ANSWER, Signal, TOO_LONG, closed_unanswered, dropped_line, key_rejected, may_ask, plan,
         unknown_lines::{MAX_RAW_BYTES, UnknownLines},
     },
     truncate,
@@ -182,6 +182,9 @@ impl Claude {
             input.get("questions").and_then(Value::as_array).cloned().unwrap_or_default();
         if text(request, "tool_name") != "AskUserQuestion" || questions.is_empty() {
             return vec![Signal::Send(allow(control, &request["input"]))];
+        }
+        if !may_ask(self.questions.len(), message) {
+            return vec![Signal::Send(deny(control, NO_ANSWER))];
         }
         let name = match text(request, "tool_use_id") {
             "" => control,

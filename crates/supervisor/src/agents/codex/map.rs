@@ -7,11 +7,17 @@ use harvest_proto::{
 use serde_json::{Value, json};
 
 use super::{Codex, Purpose};
-use crate::agents::{
-    Signal, TOO_LONG, conversation, key_rejected, plan,
-    rpc::{self, Message, RpcError, text},
-    tool_calls::with_exit_code,
+use crate::{
+    agents::{
+        Signal, TOO_LONG, conversation, key_rejected, plan,
+        rpc::{self, Message, RpcError, text},
+        tool_calls::with_exit_code,
+    },
+    truncate,
 };
+
+// More than anybody configures; a hostile agent must not grow the supervisor.
+const MAX_SERVERS: usize = 64;
 
 // Notifications about things that have no event.
 const IGNORED: [&str; 16] = [
@@ -149,7 +155,9 @@ impl Codex {
         let Some((name, kind, input)) = tool(item) else { return Vec::new() };
         let call = text(item, "id");
         let open = self.tools.open(call);
-        (open.name, open.kind, open.input) = (name, kind, input);
+        open.set_name(&name);
+        open.set_input(&input);
+        open.kind = kind;
         self.tools.start(call)
     }
 
@@ -183,14 +191,16 @@ impl Codex {
     }
 
     fn server_changed(&mut self, params: &Value) -> Vec<Signal> {
-        let name = text(params, "name").to_owned();
+        let name = truncate::text(text(params, "name"), truncate::MAX_NAME_BYTES);
         let state = match text(params, "status") {
             "ready" => McpState::Connected,
             "starting" => McpState::Starting,
             _ => McpState::Failed,
         };
         self.mcp.retain(|server| server.name != name);
-        self.mcp.push(McpServer { name, state });
+        if self.mcp.len() < MAX_SERVERS {
+            self.mcp.push(McpServer { name, state });
+        }
         if state == McpState::Starting { Vec::new() } else { vec![self.ready_event()] }
     }
 }

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     agents::{
-        NO_ANSWER, Signal, closed_unanswered,
+        NO_ANSWER, Signal, closed_unanswered, may_ask,
         rpc::{self, text},
     },
     truncate,
@@ -30,6 +30,9 @@ pub(super) struct Questions(BTreeMap<String, PendingRequest>);
 impl Questions {
     /// Handles `item/tool/requestUserInput`.
     pub(super) fn ask(&mut self, id: Value, params: &Value) -> Vec<Signal> {
+        if !may_ask(self.0.len(), &json!([id, params])) {
+            return vec![Signal::Send(rpc::failure(&id, NO_ANSWER))];
+        }
         let questions = params["questions"].as_array().cloned().unwrap_or_default();
         // The event and the answer use this id, which must be short.
         let name = truncate::text(text(params, "itemId"), truncate::MAX_NAME_BYTES);
@@ -109,6 +112,24 @@ mod tests {
         };
         assert!(line.contains(r#""error":"#) && line.contains(r#""id":5"#), "{line}");
         assert_eq!(questions.close_all(), []);
+    }
+
+    #[test]
+    fn too_many_questions_are_refused() {
+        let mut questions = Questions::default();
+        let mut ask = |item: String, text: &str| {
+            let params = json!({"itemId": item, "questions": [{"question": text}]});
+            let signals = questions.ask(json!(item), &params);
+            matches!(&signals[..], [Signal::Event(_), Signal::Question { .. }])
+        };
+        let asked = (0..100).filter(|item| ask(item.to_string(), "Which?")).count();
+        assert_eq!(asked, 16);
+        questions.close_all();
+        let mut ask = |text: &str| {
+            let params = json!({"itemId": "i", "questions": [{"question": text}]});
+            questions.ask(json!("i"), &params).len()
+        };
+        assert_eq!(ask(&"x".repeat(100_000)), 1, "too long");
     }
 
     #[test]

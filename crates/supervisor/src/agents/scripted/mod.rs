@@ -17,7 +17,7 @@ use harvest_proto::{EventBody, bridge::TurnRequest, event::ToolKind};
 
 use self::wire::{FromProgram, ToProgram};
 use super::{
-    Agent, AgentStart, Invocation, NO_ANSWER, Signal, closed_unanswered,
+    Agent, AgentStart, Invocation, NO_ANSWER, Signal, closed_unanswered, may_ask,
     unknown_lines::UnknownLines,
 };
 use crate::truncate;
@@ -99,6 +99,10 @@ impl Agent for Scripted {
 
 impl Scripted {
     fn on_question(&mut self, own: String, question: String, options: Vec<String>) -> Vec<Signal> {
+        if !may_ask(self.questions.len(), &own.as_str().into()) {
+            let refusal = ToProgram::Answer { request: own, answer: NO_ANSWER.to_owned() };
+            return vec![Signal::Send(refusal.line())];
+        }
         let request = truncate::text(&own, truncate::MAX_NAME_BYTES);
         self.questions.insert(request.clone(), own);
         let opened = EventBody::RequestOpened { request: request.clone(), question, options };
@@ -136,7 +140,7 @@ mod tests {
 
     #[test]
     fn long_question_id_is_shortened_outside() {
-        let (mut scripted, long) = (Scripted::default(), "q".repeat(100_000));
+        let (mut scripted, long) = (Scripted::default(), "q".repeat(50_000));
         let ask =
             serde_json::json!({ "say": "ask", "request": long, "question": "?", "options": [] });
         let signals = scripted.parse_line(ask.to_string().as_bytes());
