@@ -106,6 +106,8 @@ pub(crate) enum Signal {
     Done(Result<(), String>),
     /// The agent has executed this prompt before; it does not run again.
     Repeated,
+    /// The line is about work of an earlier turn, which says nothing about the one in progress.
+    EarlierTurn,
     /// The prompt cannot succeed for this reason, though the agent keeps retrying.
     Unrecoverable(String),
 }

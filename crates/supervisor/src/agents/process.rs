@@ -223,6 +223,7 @@ impl AgentProcess {
             match signal {
                 Signal::Send(line) => self.stdin.reply(line),
                 Signal::Conversation(id) => self.save_conversation(&id),
+                Signal::EarlierTurn => {}
                 other => rest.push(other),
             }
         }
@@ -248,7 +249,6 @@ impl AgentProcess {
     pub(crate) async fn next(&mut self) -> AgentOutput {
         loop {
             if let Some(line) = self.lines.pop() {
-                self.last_activity = Instant::now();
                 let signals = match line {
                     AgentLine::Complete(line) => self.agent.parse_line(&line),
                     AgentLine::TooLong { head } => {
@@ -258,6 +258,9 @@ impl AgentProcess {
                         signals
                     }
                 };
+                if !signals.contains(&Signal::EarlierTurn) {
+                    self.last_activity = Instant::now();
+                }
                 let signals = self.send_replies(signals);
                 if signals.is_empty() {
                     continue;

@@ -6,7 +6,7 @@ use harvest_proto::{
 };
 use serde_json::{Value, json};
 
-use super::{Codex, Purpose};
+use super::{Codex, Purpose, TurnState};
 use crate::{
     agents::{
         Signal, TOO_LONG, conversation, key_rejected, plan,
@@ -61,7 +61,11 @@ impl Codex {
                 None => Vec::new(),
             },
             Some(Message::Notification { method, .. }) if method == "turn/completed" => {
-                self.turn_completed(&json!({"id": self.turn, "error": {"message": TOO_LONG}}))
+                let id = match &self.turn {
+                    TurnState::Running(id) => id.as_str(),
+                    TurnState::Idle | TurnState::Starting => "",
+                };
+                self.turn_completed(&json!({"id": id, "error": {"message": TOO_LONG}}))
             }
             Some(Message::Notification { .. }) | None => Vec::new(),
         }
@@ -93,9 +97,12 @@ impl Codex {
                 vec![Signal::Unrecoverable(error.message)]
             }
             (Purpose::Prompt, Ok(result)) => self.started(text(&result["turn"], "id")),
-            (Purpose::Prompt, Err(error)) => vec![Signal::Done(Err(error.message))],
+            (Purpose::Prompt, Err(error)) if self.turn == TurnState::Starting => {
+                self.turn = TurnState::Idle;
+                vec![Signal::Done(Err(error.message))]
+            }
             // The turn has ended meanwhile.
-            (Purpose::Interrupt, _) => Vec::new(),
+            (Purpose::Prompt | Purpose::Interrupt, _) => Vec::new(),
         }
     }
 
@@ -112,9 +119,22 @@ impl Codex {
         vec![Signal::Conversation(thread.to_owned()), self.ready_event(), Signal::Ready { is_new }]
     }
 
+    // The reply to the prompt and a notification tell the id, in any order; the turn may be over by
+    // the second one.
     fn started(&mut self, turn: &str) -> Vec<Signal> {
-        self.turn = Some(turn.to_owned());
+        if self.turn != TurnState::Starting || turn.is_empty() || !self.is_current(turn) {
+            return Vec::new();
+        }
+        self.turn = TurnState::Running(turn.to_owned());
         if self.cancelled { vec![Signal::Send(self.interrupt(turn))] } else { Vec::new() }
+    }
+
+    fn is_current(&self, turn: &str) -> bool {
+        match &self.turn {
+            TurnState::Idle => false,
+            TurnState::Starting => self.last_turn.as_deref() != Some(turn),
+            TurnState::Running(current) => current == turn,
+        }
     }
 
     fn notified(&mut self, method: &str, params: &Value, line: &[u8]) -> Vec<Signal> {
@@ -122,6 +142,10 @@ impl Codex {
         let ours = params.get("threadId").is_none_or(|thread| *thread == self.thread.as_str());
         if !ours {
             return Vec::new();
+        }
+        // A command may outlive its turn, whose end has closed it.
+        if params["turnId"].as_str().is_some_and(|turn| !self.is_current(turn)) {
+            return vec![Signal::EarlierTurn];
         }
         let delta = || text(params, "delta").to_owned();
         let event = match method {
@@ -134,6 +158,7 @@ impl Codex {
             }
             "item/started" => return self.item_started(&params["item"]),
             "item/completed" => return self.item_completed(&params["item"]),
+            "turn/started" => return self.started(text(&params["turn"], "id")),
             "turn/completed" => return self.turn_completed(&params["turn"]),
             "turn/plan/updated" => match plan::plan(&params["plan"], "step") {
                 Some(plan) => plan,
@@ -176,10 +201,11 @@ impl Codex {
 
     // Codex lets a command, such as a server, run on after the turn.
     fn turn_completed(&mut self, turn: &Value) -> Vec<Signal> {
-        if self.turn.as_deref() != Some(text(turn, "id")) {
+        let id = text(turn, "id");
+        if !self.is_current(id) {
             return Vec::new();
         }
-        self.turn = None;
+        (self.turn, self.last_turn) = (TurnState::Idle, Some(id.to_owned()));
         let result = match text(turn, "status") {
             "completed" => Ok(()),
             "interrupted" => Err("the agent cancelled the turn".to_owned()),

@@ -28,18 +28,20 @@ fn prompted() -> Codex {
     let mut codex = Codex::default();
     codex.init_line();
     lines(&mut codex, &[INITIALIZED.into(), OPENED.into()]);
-    let author = Author { name: "A".into(), email: "a@localhost".into() };
-    let (prompt, turn) = ("prm_000000000001".parse().unwrap(), "trn_000000000001".parse().unwrap());
-    codex.prompt(&TurnRequest {
-        prompt,
-        turn,
+    codex.prompt(&request());
+    codex
+}
+
+fn request() -> TurnRequest {
+    TurnRequest {
+        prompt: "prm_000000000001".parse().unwrap(),
+        turn: "trn_000000000001".parse().unwrap(),
         number: 1,
         text: "go".into(),
-        author,
+        author: Author { name: "A".into(), email: "a@localhost".into() },
         agent: None,
         history: None,
-    });
-    codex
+    }
 }
 
 fn in_turn() -> Codex {
@@ -213,6 +215,41 @@ fn end_of_the_turn_has_its_error() {
     assert_eq!(end(said, completed("failed", error)), done(Err("unexpected status 400")));
     let other = completed("completed", Value::Null).replace("\"t1\"", "\"t0\"");
     assert_eq!(end(said, other), None, "the end of an earlier turn");
+}
+
+#[test]
+fn outliving_command_belongs_to_no_later_turn() {
+    let of_turn = |method: &str, mut params: Value| {
+        params["turnId"] = "t1".into();
+        notification(method, params)
+    };
+    let item = |status| command(status, "unknown", json!("x"), json!(0));
+    let mut codex = in_turn();
+    lines(&mut codex, &[of_turn("item/started", item("inProgress"))]);
+    let ended = lines(&mut codex, &[completed("completed", Value::Null)]);
+    assert!(matches!(ended[0], Signal::Event(EventBody::ToolEnded { .. })), "{ended:?}");
+    let late = [
+        of_turn("item/commandExecution/outputDelta", json!({"itemId": "call_2", "delta": "late"})),
+        of_turn("item/completed", item("completed")),
+    ];
+    let ignored = [Signal::EarlierTurn, Signal::EarlierTurn];
+    assert_eq!(lines(&mut codex, &late), ignored, "between turns");
+    codex.prompt(&request());
+    assert_eq!(lines(&mut codex, &late), ignored, "before the next turn has an id");
+    lines(&mut codex, &[TURN.replace("\"id\":3", "\"id\":4").replace("t1", "t2")]);
+    assert_eq!(lines(&mut codex, &late), ignored, "in the next turn");
+}
+
+#[test]
+fn end_before_the_reply_ends_the_turn() {
+    let started = notification("turn/started", json!({"turn": {"id": "t1"}}));
+    for before in [&[started][..], &[]] {
+        let mut codex = prompted();
+        lines(&mut codex, before);
+        let signals = lines(&mut codex, &[completed("completed", Value::Null), TURN.into()]);
+        assert_eq!(signals, [Signal::Done(Ok(()))]);
+        assert_eq!(codex.cancel(), None, "the late reply begins nothing");
+    }
 }
 
 #[test]

@@ -66,8 +66,9 @@ pub(crate) struct Codex {
     /// The conversation to resume.
     saved: Option<String>,
     thread: String,
-    /// The turn in progress, once it has an id.
-    turn: Option<String>,
+    turn: TurnState,
+    /// The last turn that ended.
+    last_turn: Option<String>,
     /// Whether the turn is to be interrupted as soon as it has an id.
     cancelled: bool,
     version: Option<String>,
@@ -76,6 +77,15 @@ pub(crate) struct Codex {
     tools: ToolCalls,
     questions: Questions,
     unknown: UnknownLines,
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+enum TurnState {
+    #[default]
+    Idle,
+    /// The prompt was sent; the id of its turn is not known yet.
+    Starting,
+    Running(String),
 }
 
 /// What a request was for.
@@ -106,7 +116,7 @@ impl Agent for Codex {
 
     fn prompt(&mut self, request: &TurnRequest) -> String {
         self.cancelled = false;
-        self.turn = None;
+        self.turn = TurnState::Starting;
         self.tools.clear();
         self.unknown.reset();
         let input = json!([{"type": "text", "text": request.text}]);
@@ -116,7 +126,8 @@ impl Agent for Codex {
 
     fn cancel(&mut self) -> Option<String> {
         self.cancelled = true;
-        let turn = self.turn.clone()?;
+        let TurnState::Running(turn) = &self.turn else { return None };
+        let turn = turn.clone();
         Some(self.interrupt(&turn))
     }
 
