@@ -35,7 +35,10 @@ impl Questions {
         }
         let questions = params["questions"].as_array().cloned().unwrap_or_default();
         // The event and the answer use this id, which must be short.
-        let name = truncate::text(text(params, "itemId"), truncate::MAX_NAME_BYTES);
+        let name = match text(params, "itemId") {
+            "" => "question".to_owned(),
+            item => truncate::text(item, truncate::MAX_NAME_BYTES),
+        };
         self.next(name, PendingRequest { id, questions, answers: Map::new() })
     }
 
@@ -59,12 +62,15 @@ impl Questions {
     }
 
     // Asks the next question, or replies to the request.
-    fn next(&mut self, name: String, pending: PendingRequest) -> Vec<Signal> {
+    fn next(&mut self, mut name: String, pending: PendingRequest) -> Vec<Signal> {
         let Some(question) = pending.questions.first() else {
             let reply = rpc::reply(&pending.id, &json!({"answers": pending.answers}));
             return vec![Signal::Send(reply)];
         };
         let options = question["options"].as_array().map_or(&[][..], Vec::as_slice);
+        while self.0.contains_key(&name) {
+            name.push('+');
+        }
         let opened = EventBody::RequestOpened {
             request: name.clone(),
             question: text(question, "question").to_owned(),
@@ -98,6 +104,27 @@ mod tests {
         let reply = Signal::Send(rpc::reply(&json!(5), &json!({"answers": answers})));
         assert_eq!(questions.answer("i+", "y").last(), Some(&reply));
         assert_eq!(questions.close_all(), []);
+    }
+
+    #[test]
+    fn questions_of_one_item_are_kept_apart() {
+        for item in ["", "i"] {
+            let mut questions = Questions::default();
+            let mut ask = |id: u64| {
+                let params = json!({"itemId": item, "questions": [{"id": "a", "question": "?"}]});
+                match questions.ask(json!(id), &params).pop() {
+                    Some(Signal::Question { request }) => request,
+                    other => panic!("{other:?}"),
+                }
+            };
+            let (first, second) = (ask(1), ask(2));
+            assert!(!first.is_empty() && first != second, "{first} {second}");
+            for (id, request) in [(1, first), (2, second)] {
+                let reply = json!({"answers": {"a": {"answers": ["x"]}}});
+                let reply = Signal::Send(rpc::reply(&json!(id), &reply));
+                assert_eq!(questions.answer(&request, "x").last(), Some(&reply));
+            }
+        }
     }
 
     #[test]
