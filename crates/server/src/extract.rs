@@ -172,7 +172,7 @@ fn has_nul(json: &[u8]) -> bool {
 
 /// The messages of [`harvest_proto`]'s own types, by their beginnings, and their error codes.
 const TYPE_ERRORS: [(&str, &str); 6] = [
-    ("unknown agent", "invalid_agent"),
+    ("invalid agent", "invalid_agent"),
     ("unknown network policy", "invalid_network"),
     ("invalid model", "invalid_model"),
     ("invalid repository name", "invalid_name"),
@@ -224,7 +224,7 @@ mod tests {
         let message = "unknown network policy `open`; use `none` or `trusted`";
         assert_eq!((network.code, network.detail.as_str()), ("invalid_network", message));
         for (body, code) in
-            [(r#"{"agent": "gpt"}"#, "invalid_agent"), (r#"{"model": "a b"}"#, "invalid_model")]
+            [(r#"{"agent": "GPT 5"}"#, "invalid_agent"), (r#"{"model": "a b"}"#, "invalid_model")]
         {
             assert_eq!(refused(body.as_bytes()).code, code);
         }
