@@ -184,8 +184,8 @@ mod tests {
     #[test]
     fn open_calls_are_bounded() {
         let mut calls = ToolCalls::default();
-        let long = "x".repeat(1024 * 1024);
-        for number in 0..100 {
+        let long = "x".repeat(300 * 1024);
+        for number in 0..MAX_OPEN_CALLS + 6 {
             let call = format!("{number}{long}");
             let tool = calls.open(&call);
             tool.set_name(&long);
