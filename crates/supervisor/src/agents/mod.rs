@@ -83,6 +83,8 @@ pub(crate) struct AgentStart<'a> {
 pub(crate) struct Invocation {
     pub(crate) argv: Vec<String>,
     pub(crate) env: Vec<(String, String)>,
+    /// What the user should know about this start.
+    pub(crate) warning: Option<String>,
 }
 
 /// The meaning of an agent's line.

@@ -161,6 +161,9 @@ impl AgentProcess {
         let AgentContext { sandbox, cwd, .. } = context;
         let user = sandbox.user(Some(AGENT_USER)).map_err(|fault| fault.message)?;
         let (agent, invocation) = prepare(context, &user, resume);
+        if let Some(message) = invocation.warning {
+            context.outbox.push(None, EventBody::Warning { message });
+        }
         let mut spec = sandbox.process_spec(invocation.argv, &user, cwd);
         // Its tools run as the same user; they must not write lines in its name.
         spec.undumpable = true;

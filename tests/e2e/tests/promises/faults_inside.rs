@@ -41,12 +41,12 @@ async fn begin(host: &Host, script: &Value) -> SessionId {
 }
 
 /// Sends a signal by number.
-fn signal(pid: u32, which: &str) -> bool {
+pub(crate) fn signal(pid: u32, which: &str) -> bool {
     Command::new("kill").args([which, &pid.to_string()]).status().unwrap().success()
 }
 
 /// Pid 1 of the session's sandbox, from the zygote's record.
-async fn supervisor(host: &Host, session: &SessionId) -> u32 {
+pub(crate) async fn supervisor(host: &Host, session: &SessionId) -> u32 {
     eventually("the sandbox to be on record", || supervisor_now(host, session)).await
 }
 

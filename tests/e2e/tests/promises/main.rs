@@ -30,6 +30,7 @@ mod models;
 mod names_and_addresses;
 mod network;
 mod opencode;
+mod opencode_server;
 mod prompt_to_pull_request;
 mod quickstart;
 mod readme;

@@ -61,7 +61,7 @@ impl Agent for Acp {
         match &start.launch.program {
             Some(AgentProgram { command, env }) => {
                 let env = env.iter().map(|(name, value)| (name.clone(), value.clone()));
-                Invocation { argv: command.clone(), env: env.collect() }
+                Invocation { argv: command.clone(), env: env.collect(), warning: None }
             }
             None => opencode::invocation(start),
         }

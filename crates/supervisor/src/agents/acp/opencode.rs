@@ -1,5 +1,7 @@
 //! The command line and the configuration of OpenCode.
 
+use std::net::{Ipv4Addr, TcpListener};
+
 use harvest_proto::{
     bridge::{AgentLaunch, ModelProtocol},
     door::model_url,
@@ -12,7 +14,7 @@ use crate::{
 };
 
 /// Its HTTP interface, for `opencode attach` inside the sandbox.
-const PORT: &str = "4096";
+const PORT: u16 = 4096;
 
 /// A placeholder: the gateway holds the real key.
 const KEY: &str = "held-by-the-gateway";
@@ -30,10 +32,24 @@ const ENV: [(&str, &str); 5] = [
 ];
 
 pub(super) fn invocation(start: &AgentStart<'_>) -> Invocation {
-    let argv = ["opencode", "acp", "--port", PORT, "--hostname", "127.0.0.1"];
+    let is_free = TcpListener::bind((Ipv4Addr::LOCALHOST, PORT)).is_ok();
+    let (port, warning) = port(is_free);
+    let argv = ["opencode", "acp", "--port", &port.to_string(), "--hostname", "127.0.0.1"];
     let mut env = owned(&ENV);
     env.push(("OPENCODE_CONFIG_CONTENT".to_owned(), config(start.launch).to_string()));
-    Invocation { argv: argv.map(str::to_owned).into(), env }
+    Invocation { argv: argv.map(str::to_owned).into(), env, warning }
+}
+
+// OpenCode does not start on a port that is in use; 0 is any free one.
+fn port(is_free: bool) -> (u16, Option<String>) {
+    if is_free {
+        return (PORT, None);
+    }
+    let warning = format!(
+        "port {PORT} is in use inside the sandbox: `opencode attach` cannot reach the agent until \
+         it is restarted"
+    );
+    (0, Some(warning))
 }
 
 pub(crate) fn config(launch: &AgentLaunch) -> Value {
@@ -100,6 +116,12 @@ mod tests {
         assert_eq!(provider["npm"], "@ai-sdk/anthropic");
         assert_eq!(config["model"], "harvest/m/1");
         assert!(provider["models"]["m/1"].is_object());
+    }
+
+    #[test]
+    fn used_port_is_replaced_with_a_warning() {
+        assert_eq!(port(true), (4096, None));
+        assert!(matches!(port(false), (0, Some(warning)) if warning.contains("4096")));
     }
 
     #[test]

@@ -42,7 +42,7 @@ impl Agent for Claude {
         // Only sandboxes have the file.
         let mcp = Path::new(app::MCP_CONFIG).exists();
         let argv = argv(start.launch, start.cwd, start.resume, mcp);
-        Invocation { argv, env: env(start.launch) }
+        Invocation { argv, env: env(start.launch), warning: None }
     }
 
     fn init_line(&mut self) -> Option<String> {

@@ -104,7 +104,7 @@ impl Agent for Codex {
         start.cwd.clone_into(&mut self.cwd);
         self.saved.clone_from(&start.conversation);
         self.model.clone_from(&start.launch.model);
-        Invocation { argv: argv(start.launch), env: owned(&ENV) }
+        Invocation { argv: argv(start.launch), env: owned(&ENV), warning: None }
     }
 
     fn init_line(&mut self) -> Option<String> {
