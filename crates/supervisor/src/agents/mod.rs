@@ -47,13 +47,13 @@ pub(crate) trait Agent {
     /// Interprets a line of arbitrary bytes. Unknown lines become a bounded number of events.
     fn parse_line(&mut self, line: &[u8]) -> Vec<Signal>;
 
-    /// Handles a line that is too long to be read and begins with `head`: what waits for it must not
-    /// wait forever.
+    /// Handles a line that is too long to be read and begins with `head`: what waits for it must
+    /// not wait forever.
     fn line_dropped(&mut self, _head: &[u8]) -> Vec<Signal> {
         Vec::new()
     }
 
-    /// Closes the unanswered questions: the agent is told that nobody answers them.
+    /// Closes the unanswered questions: the agent is told that no answer comes.
     fn close_questions(&mut self) -> Vec<Signal>;
 }
 
@@ -150,7 +150,7 @@ fn may_ask(open: usize, question: &serde_json::Value) -> bool {
 }
 
 /// What an agent is told about a question that stays without an answer.
-const NO_ANSWER: &str = "Nobody can answer this question now. Go on without an answer.";
+const NO_ANSWER: &str = "No user can answer this question now. Go on without an answer.";
 
 /// The signals of a question that is closed without an answer. `refusal` is the agent's line.
 fn closed_unanswered(request: String, refusal: String) -> [Signal; 2] {

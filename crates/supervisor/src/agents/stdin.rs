@@ -91,7 +91,7 @@ async fn write(
             replies.written.notify_waiters();
         }
     }
-    // Nobody reads: nothing is unread, and nothing is queued any more.
+    // The agent reads no more: no reply counts as unread, and none is queued.
     replies.bytes.set(0);
     replies.written.notify_waiters();
 }

@@ -47,7 +47,7 @@ fn running_tool_reports_its_output() {
 }
 
 #[test]
-fn end_of_a_call_that_is_dropped_ends_the_turn() {
+fn dropped_end_of_a_call_ends_the_turn() {
     let (_sandbox, mut owner) = started(AgentName::Opencode);
     owner.prompt("a huge output");
     let warning = owner.event(|body| matches!(body, EventBody::Warning { .. }));

@@ -16,7 +16,7 @@ use crate::{
     truncate,
 };
 
-// More than anybody configures; a hostile agent must not grow the supervisor.
+// More than any user configures; a hostile agent must not grow the supervisor.
 const MAX_SERVERS: usize = 64;
 
 // Notifications about things that have no event.
