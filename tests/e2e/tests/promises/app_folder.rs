@@ -56,7 +56,7 @@ async fn app_folder_is_read_only_for_root() {
 }
 
 /// A server with one tool, `hello`.
-const SERVER: &str = r#"
+pub(crate) const SERVER: &str = r#"
 import json, sys
 for line in sys.stdin:
     request = json.loads(line)

@@ -1,6 +1,7 @@
 //! The promises of the design, each tested on the real binaries.
 #![expect(clippy::unwrap_used, reason = "a test that meets an error has failed")]
 
+mod agent_contract;
 mod agent_descriptors;
 mod agent_images;
 mod agent_shells;
