@@ -97,7 +97,7 @@ impl ResultSummary {
                 _ => Some(lines_text(output.lines().count())),
             },
             Self::CutChange | Self::Todos => None,
-            Self::Other => last_line(&output).map(str::to_owned),
+            Self::Other => json_result(&output).or_else(|| last_line(&output).map(str::to_owned)),
         }
     }
 }
@@ -179,8 +179,27 @@ fn lines_text(lines: usize) -> String {
     count(lines as u64, "line")
 }
 
+/// The last line that says something: not the closing brackets of cut JSON.
 fn last_line(output: &str) -> Option<&str> {
-    output.lines().map(str::trim).rfind(|line| !line.is_empty())
+    let lines = || output.lines().map(str::trim);
+    let says = |line: &&str| line.contains(char::is_alphanumeric);
+    lines().rfind(says).or_else(|| lines().rfind(|line| !line.is_empty()))
+}
+
+/// JSON of several lines on one line; of a list, its length.
+fn json_result(output: &str) -> Option<String> {
+    if output.trim().lines().count() < 2 {
+        return None;
+    }
+    let value = match serde_json::from_str::<Value>(output).ok()? {
+        Value::Array(items) if items.len() == 1 => items.into_iter().next()?,
+        value => value,
+    };
+    match value {
+        Value::Array(items) => Some(count(items.len() as u64, "item")),
+        Value::Object(_) => Some(value.to_string()),
+        _ => None,
+    }
 }
 
 /// Removes the reminders that Claude Code adds for itself, and the tags around its own messages.
@@ -289,6 +308,20 @@ mod tests {
         assert_eq!(read("plain\ntext\n"), "2 lines");
         assert_eq!(read("[image]"), "[image]");
         assert_eq!(read("<system-reminder>the file is empty"), "");
+    }
+
+    #[test]
+    fn json_tells_its_content_not_its_brackets() {
+        let other = |output| result(ToolKind::Other, json!({}), true, output);
+        assert_eq!(other("[\n  {\n    \"number\": 7\n  }\n]"), r#"{"number":7}"#);
+        assert_eq!(
+            other("{\n  \"failed\": 0,\n  \"passed\": 3\n}\n"),
+            r#"{"failed":0,"passed":3}"#
+        );
+        assert_eq!(other("[\n  1,\n  2\n]"), "2 items");
+        assert_eq!(other("… left out …\n    \"url\": \"x\"\n  }\n]"), "\"url\": \"x\"");
+        assert_eq!(other("a\n---"), "a");
+        assert_eq!(other("]"), "]");
     }
 
     #[test]
