@@ -47,3 +47,32 @@ async fn spawned_session_runs_after_the_client_disconnects() {
     assert_eq!(child(spawn(&*tools, "part").await), created);
     assert_eq!(all().await.len(), 2);
 }
+
+#[tokio::test]
+async fn pull_request_is_recorded_after_the_client_disconnects() {
+    let harness = Harness::new().await;
+    let lease = harness.lease().await;
+    let sessions = harness.serve_with(lease).await;
+    let session = harness.session(&sessions, Some("hold")).await;
+    let id = session.id;
+    until(&sessions, &id, started).await;
+    let ledger = StoreLedger::new(harness.store.clone(), lease, harness.vault.clone(), None);
+    let commit = "c0ffee".to_owned();
+    ledger.log(&id, EventBody::Pushed { repository: demo(), branch: session.branch, commit }).await;
+    removal::eventually("tools", || harness.doors.1.lock().unwrap().contains_key(&id)).await;
+    let tools = tools(&harness, &id);
+    let asked = async {
+        while harness.pulls.0.lock().unwrap().is_empty() {
+            tokio::task::yield_now().await;
+        }
+    };
+    // The client disconnects once the forge has opened it.
+    tokio::select! {
+        biased;
+        () = asked => {}
+        _ = tools.call("create_pull_request", json!({ "title": "Mine" })) => {}
+    }
+    until(&sessions, &id, |event| matches!(event.body, EventBody::PrOpened { .. })).await;
+    let pull = sessions.get(&id).await.unwrap().repositories.remove(0).pr.unwrap();
+    assert_eq!((pull.number, pull.title.as_str()), (7, "Mine"));
+}
