@@ -1,17 +1,11 @@
-//! Promise 10: the agent contract on the real agents and binaries, with the same prompts and
-//! scripts for each. Claude Code uses the scripted model; the scripted agent needs none. The part
-//! without a sandbox is in `crates/supervisor/tests/supervisor/contract.rs`.
+//! Promise 10: what the scripted agent remembers, and the output of its tools. `agent_contract.rs`
+//! has what holds for every agent.
 
 use harvest_e2e::{Follower, Host};
-use harvest_proto::{
-    Event, EventBody,
-    api::{CheckOutcome, SessionState},
-    bridge::Exit,
-    event::{SnapshotKind, TurnOutcome},
-};
+use harvest_proto::{Event, EventBody, api::CheckOutcome, event::SnapshotKind};
 use serde_json::{Value, json};
 
-use crate::{SAMPLE, completed, turn_ended};
+use crate::{SAMPLE, completed};
 
 /// The number in the output of a `history` step.
 pub(crate) fn remembered(follower: &Follower<'_>, after: u64) -> u32 {
@@ -28,83 +22,6 @@ pub(crate) fn remembered(follower: &Follower<'_>, after: u64) -> u32 {
 
 pub(crate) fn last(follower: &Follower<'_>) -> u64 {
     follower.seen.last().map_or(0, |event| event.seq)
-}
-
-/// Whether an agent can ask the user.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Questions {
-    Asked,
-    None,
-}
-
-pub(crate) async fn keeps_the_contract(host: &Host, agent: &str, questions: Questions) {
-    host.repository("calc", SAMPLE).await;
-    // Text, a tool call as the agent's user, a question and its answer.
-    let mut script = vec![
-        json!([{ "text": "Let me see." }, { "bash": "id -u; echo made > made.txt" }]),
-        json!({ "text": "thanks" }),
-    ];
-    if questions == Questions::Asked {
-        let question = json!({ "question": "Which colour?", "options": ["red", "blue"] });
-        script.insert(1, json!([{ "ask": question }]));
-    }
-    let session = host.session_of(agent, "calc", "Do this.", &script.into()).await.id;
-    let mut follower = host.follow(session.clone());
-    let tool = follower.until("the tool", |body| matches!(body, EventBody::ToolEnded { .. })).await;
-    assert!(
-        matches!(&tool.body, EventBody::ToolEnded { ok: true, output, .. } if output.contains("10001")),
-        "{tool:?}"
-    );
-    if questions == Questions::Asked {
-        host.wait_for(&session, SessionState::NeedsInput).await;
-        assert_eq!(host.harvest(["send", &session.to_string(), "blue"]).code, 0);
-    }
-    follower.until("turn 1", completed).await;
-    assert!(follower.text().contains("Let me see.") && follower.text().contains("thanks"));
-
-    // The agent dies during a turn, restarts and resumes the conversation.
-    let before = last(&follower);
-    host.prompt(&session, "Die.", &json!([{ "bash": "kill -9 $PPID" }, { "text": "no" }])).await;
-    let exited = follower
-        .after(before, "its end", |body| matches!(body, EventBody::AgentExited { .. }))
-        .await;
-    assert!(matches!(
-        exited.body,
-        EventBody::AgentExited { exit: Exit::Signal(9), restarts: true, .. }
-    ));
-    let end = follower.after(before, "the end of its turn", turn_ended).await;
-    assert!(
-        matches!(end.body, EventBody::TurnEnded { outcome: TurnOutcome::Failed, .. }),
-        "{end:?}"
-    );
-    let before = last(&follower);
-    host.prompt(&session, "Remember?", &json!([{ "history": true }])).await;
-    follower.after(before, "turn 3", completed).await;
-    assert!(remembered(&follower, before) >= 1);
-
-    // A stop ends its shell loop, and the next prompt runs.
-    let before = last(&follower);
-    host.prompt(&session, "Spin.", &json!([{ "bash": "while :; do sleep 0.1; done" }])).await;
-    follower.after(before, "the loop", |body| matches!(body, EventBody::ToolStarted { .. })).await;
-    host.post(&format!("/v1/sessions/{session}/stop"), json!({})).await;
-    let end = follower.after(before, "the end of the loop", turn_ended).await;
-    assert!(
-        matches!(end.body, EventBody::TurnEnded { outcome: TurnOutcome::Stopped, .. }),
-        "{end:?}"
-    );
-    let before = last(&follower);
-    host.prompt(&session, "Go on.", &json!([{ "bash": "cat made.txt" }, { "text": "on" }])).await;
-    follower.after(before, "the last turn", completed).await;
-}
-
-#[tokio::test]
-async fn claude_keeps_the_contract_of_agents() {
-    keeps_the_contract(&Host::start().await, "claude", Questions::Asked).await;
-}
-
-#[tokio::test]
-async fn the_scripted_agent_keeps_the_contract_of_agents() {
-    keeps_the_contract(&Host::start().await, "scripted", Questions::Asked).await;
 }
 
 #[tokio::test]

@@ -10,7 +10,6 @@ mod app_folder;
 mod background_server;
 mod boot_retries;
 mod clocks;
-mod codex;
 mod command_line;
 mod database;
 mod durable;

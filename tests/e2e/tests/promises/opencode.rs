@@ -9,17 +9,12 @@ use serde_json::{Value, json};
 
 use crate::{
     SAMPLE,
-    agents::{Questions, keeps_the_contract, last, remembered},
+    agents::{last, remembered},
     completed,
 };
 
 async fn host() -> Host {
     Host::start_with(&[("HARVEST_IMAGE", "agents")]).await
-}
-
-#[tokio::test]
-async fn opencode_keeps_the_contract_of_agents() {
-    keeps_the_contract(&host().await, "opencode", Questions::None).await;
 }
 
 #[tokio::test]
