@@ -174,7 +174,7 @@ impl BootRunner {
             cwd: primary(&self.sandbox, boot),
         };
         let started = self.turns.start(context).await.map(|()| true);
-        started.map_err(|tail| PhaseError::transient("cannot start the agent").with_tail(tail))
+        started.map_err(|error| PhaseError::of_agent(error.permanent).with_tail(error.to_string()))
     }
 
     /// Runs a hook of each checkout that has it. A phase without hooks is never reported as

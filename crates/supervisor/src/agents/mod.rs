@@ -18,13 +18,15 @@ mod stdin;
 mod tool_calls;
 mod unknown_lines;
 
+use std::collections::BTreeMap;
+
 use harvest_proto::{
     AgentName, EventBody,
     bridge::{AgentLaunch, TurnRequest},
 };
 
 pub(crate) use self::acp::opencode_config;
-pub(crate) use self::process::{AgentContext, AgentOutput, AgentProcess};
+pub(crate) use self::process::{AgentContext, AgentOutput, AgentProcess, AgentStartError};
 
 pub(crate) trait Agent {
     /// The command line. With `resume` the conversation should exist on disk; if it does not, the
@@ -76,6 +78,8 @@ pub(crate) struct AgentStart<'a> {
     pub(crate) resume: bool,
     /// The last [`Signal::Conversation`] on this disk, if it is to be resumed.
     pub(crate) conversation: Option<String>,
+    /// The environment of the agent.
+    pub(crate) env: &'a BTreeMap<String, String>,
 }
 
 /// A command line and additional environment variables.

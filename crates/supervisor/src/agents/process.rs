@@ -5,7 +5,7 @@ use std::{cell::RefCell, fmt, io, path::PathBuf, rc::Rc, time::Duration};
 
 use harvest_proto::{
     AgentName, EventBody,
-    bridge::{AgentLaunch, Exit, TurnRequest},
+    bridge::{AgentLaunch, Exit, Fault, FaultCode, TurnRequest},
     redact,
 };
 use tokio::{
@@ -55,9 +55,25 @@ pub(crate) struct AgentStartError {
     exit: Option<Exit>,
     /// The tail of stderr, or the reason why there is no usable process.
     pub(crate) tail: String,
+    /// Whether another start would fail in the same way.
+    pub(crate) permanent: bool,
 }
 
 impl AgentStartError {
+    fn new(exit: Option<Exit>, tail: String) -> Self {
+        Self { exit, tail, permanent: false }
+    }
+
+    /// There is no process, as when the image lacks the program.
+    fn no_process(launch: &AgentLaunch, fault: &Fault) -> Self {
+        let permanent = matches!(fault.code, FaultCode::NotFound | FaultCode::NotExecutable);
+        let tail = match &launch.program {
+            Some(_) if permanent => missing_program(&launch.name, &fault.message),
+            _ => fault.message.clone(),
+        };
+        Self { exit: None, tail, permanent }
+    }
+
     /// The exit; 127, as in shells, for a program that cannot be started.
     pub(crate) fn exit(&self) -> Exit {
         self.exit.unwrap_or(Exit::Code(127))
@@ -69,6 +85,14 @@ impl fmt::Display for AgentStartError {
         out.write_str(&self.tail)?;
         self.exit.map_or(Ok(()), |exit| write!(out, "\nthe agent {}", describe(exit)))
     }
+}
+
+/// The image has no program for a configured agent.
+fn missing_program(agent: &AgentName, why: &str) -> String {
+    format!(
+        "{why}; it is the `command` of `[agents.{agent}]`: install it with a recipe of your own \
+         (`harvest image build FILE.toml`), set `image` to that image, and create the session again"
+    )
 }
 
 #[derive(Debug)]
@@ -115,14 +139,15 @@ impl AgentProcess {
 
     async fn start_once(context: &AgentContext, resume: bool) -> Result<Self, AgentStartError> {
         let spawned = Self::spawn(context, resume).await;
-        let mut agent = spawned.map_err(|tail| AgentStartError { exit: None, tail })?;
+        let mut agent =
+            spawned.map_err(|fault| AgentStartError::no_process(&context.launch, &fault))?;
         if let Some(line) = agent.agent.init_line() {
             agent.stdin.send(line);
         }
         let error = match timeout(START_TIMEOUT, agent.ready()).await {
             Ok(Ok(())) => return Ok(agent),
             Ok(Err(error)) => error,
-            Err(_) => AgentStartError { exit: Some(Exit::Timeout), tail: agent.stderr_tail() },
+            Err(_) => AgentStartError::new(Some(Exit::Timeout), agent.stderr_tail()),
         };
         agent.child.kill().await;
         Err(error)
@@ -134,7 +159,7 @@ impl AgentProcess {
             let signals = match self.next().await {
                 AgentOutput::Signals(signals) => signals,
                 AgentOutput::Exited(exit) => {
-                    return Err(AgentStartError { exit: Some(exit), tail: self.stderr_tail() });
+                    return Err(AgentStartError::new(Some(exit), self.stderr_tail()));
                 }
             };
             let is_new = signals.iter().find_map(|signal| match signal {
@@ -144,9 +169,7 @@ impl AgentProcess {
             for signal in signals {
                 match signal {
                     Signal::Event(body) if is_new.is_some() => self.context.outbox.push(None, body),
-                    Signal::Unrecoverable(tail) => {
-                        return Err(AgentStartError { exit: None, tail });
-                    }
+                    Signal::Unrecoverable(tail) => return Err(AgentStartError::new(None, tail)),
                     _ => {}
                 }
             }
@@ -157,9 +180,9 @@ impl AgentProcess {
         }
     }
 
-    async fn spawn(context: &AgentContext, resume: bool) -> Result<Self, String> {
+    async fn spawn(context: &AgentContext, resume: bool) -> Result<Self, Fault> {
         let AgentContext { sandbox, cwd, .. } = context;
-        let user = sandbox.user(Some(AGENT_USER)).map_err(|fault| fault.message)?;
+        let user = sandbox.user(Some(AGENT_USER))?;
         let (agent, invocation) = prepare(context, &user, resume);
         if let Some(message) = invocation.warning {
             context.outbox.push(None, EventBody::Warning { message });
@@ -170,10 +193,11 @@ impl AgentProcess {
         spec.env.extend(owned(&NON_INTERACTIVE));
         spec.env.extend(invocation.env);
         let oom_before = sandbox.oom.read();
-        let (ours, theirs) = pipes(spec.uid, spec.gid, true).map_err(|error| error.to_string())?;
+        let pipes = pipes(spec.uid, spec.gid, true);
+        let (ours, theirs) = pipes.map_err(|error| Fault::system(error.to_string()))?;
         let joins = &sandbox.agent_group.joins;
         let started = sandbox.processes.start_joined(spec, theirs, joins).await;
-        let child = started.map_err(|fault| fault.message)?;
+        let child = started?;
         let stderr = Rc::new(Stderr { pipe: ours.stderr, tail: RefCell::default() });
         let collected = Rc::clone(&stderr);
         tokio::task::spawn_local(async move {
@@ -331,6 +355,7 @@ fn prepare(context: &AgentContext, user: &User, resume: bool) -> (Box<dyn Agent>
         cwd,
         resume,
         conversation: resume.then(saved).flatten(),
+        env: &sandbox.env(user),
     });
     (agent, invocation)
 }

@@ -2,6 +2,7 @@
 //! at each boot, after the checkouts are there; all other processes, root included, can only read
 //! it. It contains no secret.
 
+mod acp;
 mod mcp;
 mod opencode;
 mod shell;
@@ -12,7 +13,10 @@ use harvest_proto::bridge::Boot;
 use rustix::fs::{Mode, OFlags};
 use serde_json::{Map, Value, json};
 
-pub(crate) use self::shell::{env, user_files};
+pub(crate) use self::{
+    acp::{RemoteServers, servers as acp_servers},
+    shell::{env, user_files},
+};
 use crate::users::User;
 
 /// Rules that every agent follows.
@@ -49,6 +53,13 @@ pub(crate) struct Content<'a> {
 /// used.
 pub(crate) fn servers(checkouts: &[String], user: &User) -> (Servers, Vec<String>) {
     mcp::servers(checkouts, user, |program| Path::new("/usr/local/bin").join(program).exists())
+}
+
+/// The MCP servers that were written at the last boot; none without the folder.
+pub(crate) fn written_servers() -> Servers {
+    let text = std::fs::read_to_string(MCP_CONFIG).unwrap_or_default();
+    let file: Value = serde_json::from_str(&text).unwrap_or_default();
+    file["mcpServers"].as_object().cloned().unwrap_or_default()
 }
 
 /// Writes all files.

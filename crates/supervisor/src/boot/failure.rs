@@ -26,6 +26,11 @@ impl PhaseError {
         Self { tail: Some(tail).filter(|tail| !tail.is_empty()), ..self }
     }
 
+    /// An agent that did not start; a program that the image lacks does not appear.
+    pub(super) fn of_agent(permanent: bool) -> Self {
+        Self::new("cannot start the agent".to_owned(), permanent)
+    }
+
     /// A hook is the repository's own program: it fails again.
     pub(super) fn of_hook(script: &str, exit: Exit) -> Self {
         let how = match exit {

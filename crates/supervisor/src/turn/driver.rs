@@ -413,6 +413,9 @@ impl Driver {
                         Some(agent)
                     }
                     Err(error) => {
+                        if error.permanent {
+                            self.crashes = self.context.launch.restarts.times;
+                        }
                         self.crashed(error.exit(), error.tail);
                         None
                     }

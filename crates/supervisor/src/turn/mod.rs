@@ -18,7 +18,7 @@ use harvest_proto::{
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use self::driver::Driver;
-use crate::agents::{AgentContext, AgentProcess};
+use crate::agents::{AgentContext, AgentProcess, AgentStartError};
 
 // The server asks only about the last prompt, and repeats come soon. The list fits into a frame
 // several times.
@@ -52,10 +52,12 @@ pub(crate) struct Turns {
 }
 
 impl Turns {
-    /// Starts the agent; returns when it is ready, or its last stderr lines.
-    pub(crate) async fn start(self: &Rc<Self>, context: AgentContext) -> Result<(), String> {
-        let started = AgentProcess::start(&context, context.launch.resume).await;
-        let agent = started.map_err(|error| error.to_string())?;
+    /// Starts the agent; returns when it is ready.
+    pub(crate) async fn start(
+        self: &Rc<Self>,
+        context: AgentContext,
+    ) -> Result<(), AgentStartError> {
+        let agent = AgentProcess::start(&context, context.launch.resume).await?;
         let (sender, inputs) = mpsc::unbounded_channel();
         self.driver.replace(Some(sender));
         self.forgot.set(agent.is_new);

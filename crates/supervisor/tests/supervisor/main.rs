@@ -6,6 +6,7 @@ mod boots;
 mod cgroups;
 mod checkouts;
 mod commands;
+mod configured_agents;
 mod contract;
 mod early_launch;
 mod file_access;

@@ -1,5 +1,6 @@
-//! Agents that speak the Agent Client Protocol, version 1, over stdin and stdout: the requests sent
-//! to them. `map.rs` interprets their lines. Tested with OpenCode 1.18.33.
+//! Agents that speak the Agent Client Protocol, version 1, over stdin and stdout: OpenCode, and any
+//! program of the configuration. The requests sent to them; `map.rs` interprets their lines.
+//! Nothing authenticates: the gateway holds the keys.
 //!
 //! ```text
 //! initialize ─▶ session/resume, or session/load ──error──▶ session/new ─▶ ready ─▶ session/prompt…
@@ -8,6 +9,8 @@
 
 mod map;
 mod opencode;
+
+use std::collections::BTreeMap;
 
 use harvest_proto::{
     EventBody,
@@ -21,6 +24,7 @@ use super::{
     Agent, AgentStart, Invocation, Signal, rpc, rpc::OpenRequests, tool_calls::ToolCalls,
     unknown_lines::UnknownLines,
 };
+use crate::app::{self, RemoteServers};
 
 /// The state of the protocol.
 #[derive(Debug, Default)]
@@ -32,8 +36,10 @@ pub(crate) struct Acp {
     /// The conversation.
     session: String,
     version: Option<String>,
-    /// Whether it uses MCP servers over HTTP.
-    takes_http_servers: bool,
+    /// The MCP servers over the network that it uses.
+    remote_servers: RemoteServers,
+    /// What a configured agent is given with `session/new`; the others find it in their files.
+    configured: Option<Configured>,
     /// Whether the agent replays a conversation; none of it is new.
     replaying: bool,
     tools: ToolCalls,
@@ -42,6 +48,14 @@ pub(crate) struct Acp {
     /// The reply to the prompt, while tool calls are open.
     reply: Option<Result<(), String>>,
     unknown: UnknownLines,
+}
+
+/// What only the protocol tells an agent whose own files are unknown.
+#[derive(Debug)]
+struct Configured {
+    env: BTreeMap<String, String>,
+    /// The rules of the platform, until they are in front of a conversation's first prompt.
+    rules: Option<String>,
 }
 
 /// What a request was for.
@@ -60,6 +74,7 @@ impl Agent for Acp {
         self.saved.clone_from(&start.conversation);
         match &start.launch.program {
             Some(AgentProgram { command, env }) => {
+                self.configured = Some(Configured { env: start.env.clone(), rules: None });
                 let env = env.iter().map(|(name, value)| (name.clone(), value.clone()));
                 Invocation { argv: command.clone(), env: env.collect(), warning: None }
             }
@@ -82,10 +97,10 @@ impl Agent for Acp {
         self.reply = None;
         self.tools.clear();
         self.unknown.reset();
-        let params = json!({
-            "sessionId": self.session,
-            "prompt": [{"type": "text", "text": request.text}],
-        });
+        let rules = self.configured.as_mut().and_then(|configured| configured.rules.take());
+        let blocks = rules.iter().chain([&request.text]);
+        let blocks = blocks.map(|text| json!({"type": "text", "text": text}));
+        let params = json!({"sessionId": self.session, "prompt": blocks.collect::<Vec<_>>()});
         self.requests.request(Purpose::Prompt, "session/prompt", &params)
     }
 
@@ -121,8 +136,8 @@ impl Acp {
         let capabilities = &result["agentCapabilities"];
         let resumes = capabilities["sessionCapabilities"]["resume"].is_object();
         let loads = capabilities["loadSession"].as_bool().unwrap_or(false);
-        self.takes_http_servers =
-            capabilities["mcpCapabilities"]["http"].as_bool().unwrap_or(false);
+        let mcp = &capabilities["mcpCapabilities"];
+        self.remote_servers = RemoteServers { http: mcp["http"] == true, sse: mcp["sse"] == true };
         let method = match self.saved {
             Some(_) if resumes => "session/resume",
             Some(_) if loads => "session/load",
@@ -139,10 +154,15 @@ impl Acp {
         Signal::Send(self.requests.request(Purpose::New, "session/new", &params))
     }
 
-    /// Harvest's own tools, at their door.
+    /// Harvest's own tools, at their door; for a configured agent also those of the image and the
+    /// repositories.
     fn mcp_servers(&self) -> Value {
+        if let Some(Configured { env, .. }) = &self.configured {
+            let variable = |name: &str| env.get(name).cloned();
+            return app::acp_servers(&app::written_servers(), self.remote_servers, variable).into();
+        }
         let url = format!("http://{MCP_NAME}/mcp");
-        match self.takes_http_servers {
+        match self.remote_servers.http {
             true => json!([{"type": "http", "name": "harvest", "url": url, "headers": []}]),
             false => json!([]),
         }
@@ -151,6 +171,9 @@ impl Acp {
     fn ready(&mut self, session: &str, result: &Value, is_new: bool) -> Vec<Signal> {
         self.replaying = false;
         session.clone_into(&mut self.session);
+        if let Some(configured) = &mut self.configured {
+            configured.rules = is_new.then(|| app::instructions(&self.cwd));
+        }
         let ready = EventBody::AgentReady {
             version: self.version.clone(),
             model: map::model(result),
