@@ -96,8 +96,9 @@ impl AgentName {
         match self {
             Self::Claude => matches!(kind, UpstreamKind::Anthropic | UpstreamKind::Scripted),
             Self::Codex => matches!(kind, UpstreamKind::Openai | UpstreamKind::Scripted),
-            // OpenCode speaks all protocols, the scripted agent calls no model.
-            Self::Opencode | Self::Scripted => true,
+            Self::Opencode => kind != UpstreamKind::Gemini,
+            // It calls no model.
+            Self::Scripted => true,
             // Its settings are made for one protocol; the scripted model speaks all of them.
             Self::Configured(_) => kind == usual || [kind, usual].contains(&UpstreamKind::Scripted),
         }
@@ -151,6 +152,7 @@ mod tests {
         }
         assert!(!AgentName::Codex.can_use(OpenaiChat, Openai));
         assert!(!AgentName::Claude.can_use(Openai, Anthropic));
+        assert!(!AgentName::Opencode.can_use(UpstreamKind::Gemini, Anthropic));
     }
 
     #[test]

@@ -8,10 +8,11 @@ pub const MAX_MODEL_REF: usize = 200;
 const SCRIPTED: &str = "scripted";
 
 /// The upstreams that need no configuration.
-pub const BUILT_IN_UPSTREAMS: [(&str, UpstreamKind); 3] = [
+pub const BUILT_IN_UPSTREAMS: [(&str, UpstreamKind); 4] = [
     ("anthropic", UpstreamKind::Anthropic),
     ("openai", UpstreamKind::Openai),
     (SCRIPTED, UpstreamKind::Scripted),
+    ("gemini", UpstreamKind::Gemini),
 ];
 
 word_enum!(
@@ -23,6 +24,8 @@ word_enum!(
         Openai = "openai",
         /// OpenAI Chat Completions only, as most compatible servers.
         OpenaiChat = "openai_chat",
+        /// Google Gemini.
+        Gemini = "gemini",
         /// All of these: the scripted model, which plays the script in a prompt. No key, no cost.
         Scripted = "scripted",
     }
@@ -37,7 +40,7 @@ checked_text!(
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "invalid upstream `{0}`: use 1 to {MAX_PLAIN_NAME} small letters, digits and `-`, and not \
-     `v1`"
+     `v1` or `v1beta`"
 )]
 pub struct InvalidUpstreamName(String);
 
@@ -62,8 +65,8 @@ impl UpstreamName {
 }
 
 fn check_upstream(name: &str) -> Result<(), InvalidUpstreamName> {
-    // The first part of a path at the model door is an upstream or this.
-    let valid = is_plain_name(name) && name != "v1";
+    // The first part of a path at the model door is an upstream or one of these.
+    let valid = is_plain_name(name) && !["v1", "v1beta"].contains(&name);
     valid.then_some(()).ok_or_else(|| InvalidUpstreamName(quoted(name)))
 }
 
@@ -138,7 +141,7 @@ mod tests {
         }
 
         #[test]
-        fn invalid_upstream_names_are_refused(name in "[A-Z_/. ]|[a-z]{33}|-[a-z]|v1|[a-z][äλ]") {
+        fn invalid_upstream_names_are_refused(name in "[A-Z_/. ]|[a-z]{33}|-[a-z]|v1|v1beta|[a-z][äλ]") {
             prop_assert!(name.parse::<UpstreamName>().is_err());
             let model = format!("{name}/model");
             prop_assert!(model.parse::<ModelRef>().is_err());

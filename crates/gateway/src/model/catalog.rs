@@ -48,6 +48,7 @@ pub(crate) async fn list(
 async fn fetch(shared: &Shared, upstream: &Upstream) -> Result<Vec<String>, String> {
     let target = match upstream.kind {
         UpstreamKind::Anthropic => "/models?limit=1000",
+        UpstreamKind::Gemini => "/models?pageSize=1000",
         _ => "/models",
     };
     let url = upstream.url_of(target);
@@ -73,12 +74,19 @@ async fn fetch(shared: &Shared, upstream: &Upstream) -> Result<Vec<String>, Stri
 fn parse(text: &str) -> Option<Vec<String>> {
     #[derive(Deserialize)]
     struct List {
+        #[serde(alias = "models")]
         data: Vec<Model>,
     }
     #[derive(Deserialize)]
     struct Model {
+        #[serde(alias = "name")]
         id: String,
     }
     let list: List = serde_json::from_str(text).ok()?;
-    Some(list.data.into_iter().map(|model| model.id).collect())
+    // Gemini calls a model `models/NAME`.
+    let name = |model: Model| match model.id.strip_prefix("models/") {
+        Some(name) => name.to_owned(),
+        None => model.id,
+    };
+    Some(list.data.into_iter().map(name).collect())
 }

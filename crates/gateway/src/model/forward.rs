@@ -14,7 +14,7 @@ use super::{
     CLIENT_GONE, Call, CallResult, Endpoint, Reply, Upstream,
     chat_usage::{self, UsageFilter},
     error, respond,
-    upstreams::{Credential, MissingKey, X_API_KEY},
+    upstreams::{Credential, MissingKey, X_API_KEY, X_GOOG_API_KEY},
     usage::Meter,
 };
 use crate::{
@@ -27,8 +27,10 @@ const MAX_ERROR_BYTES: usize = 1024 * 1024;
 
 // Headers the sandbox must not set, and headers of the connection to the upstream. Compressed
 // responses could not be counted, so none is requested.
-const NOT_FORWARDED: [HeaderName; 10] = [
+const NOT_FORWARDED: [HeaderName; 12] = [
     X_API_KEY,
+    X_GOOG_API_KEY,
+    HeaderName::from_static("x-goog-user-project"),
     HeaderName::from_static("openai-organization"),
     HeaderName::from_static("openai-project"),
     header::AUTHORIZATION,
@@ -109,7 +111,7 @@ fn request(call: &Call, key: &Credential, body: Bytes) -> Result<reqwest::Reques
     })?;
     headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     *request.headers_mut() = headers;
-    if call.route.endpoint != Endpoint::Models {
+    if !call.route.endpoint.is_catalog() {
         *request.body_mut() = Some(body.into());
     }
     Ok(request)

@@ -1,9 +1,9 @@
-//! The model door: accepts requests of the Anthropic and OpenAI APIs from agents, checks them with
+//! The model door: accepts requests of the Anthropic, OpenAI and Gemini APIs from agents, checks them with
 //! the ledger, forwards them to an upstream and records the usage. Knows no prices.
 //!
 //! The path says what is asked of which upstream: `/v1/messages` is for the upstream of the
 //! session's model, `/UPSTREAM/v1/messages` for the one of that name. Likewise `responses`,
-//! `chat/completions` and `models`.
+//! `chat/completions` and `models`, and `/v1beta/models/NAME:METHOD` of Gemini.
 
 mod catalog;
 mod chat_usage;
@@ -88,7 +88,7 @@ pub(crate) async fn answer(
     if let Err(refused) = outside::check(route.endpoint, &body, &door.policy.network) {
         return Ok(refuse_outside(&door, refused).await);
     }
-    if route.endpoint != Endpoint::Models
+    if !route.endpoint.is_catalog()
         && let Err(refusal) = door.shared.ledger.reserve(&door.policy.session).await
     {
         return Ok(refuse_budget(&refusal.reason));
@@ -207,9 +207,12 @@ impl Call {
         struct Named {
             model: String,
         }
-        let named = serde_json::from_slice::<Named>(&self.body)
-            .map(|named| named.model)
-            .unwrap_or_default();
+        let named = match self.route.model() {
+            Some(name) => name.to_owned(),
+            None => serde_json::from_slice::<Named>(&self.body)
+                .map(|named| named.model)
+                .unwrap_or_default(),
+        };
         named.chars().take(100).collect()
     }
 }

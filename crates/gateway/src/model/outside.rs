@@ -9,6 +9,7 @@
 //! | other server-side tools (`web_search`, `code_execution`) | refused | allowed: they reach no host of the session's choice |
 //! | tools that run in the sandbox | allowed | allowed |
 
+mod gemini;
 mod openai;
 
 use std::fmt;
@@ -49,7 +50,8 @@ pub(super) fn check(
     match endpoint {
         Endpoint::Messages | Endpoint::CountTokens => check_messages(body, policy),
         Endpoint::Responses | Endpoint::Chat => openai::check(body, policy),
-        Endpoint::Models => Ok(()),
+        Endpoint::Gemini | Endpoint::GeminiCount => gemini::check(body, policy),
+        Endpoint::Models | Endpoint::GeminiModels => Ok(()),
     }
 }
 

@@ -8,7 +8,8 @@ use hyper::Method;
 pub(super) struct Route {
     pub(super) upstream: UpstreamName,
     pub(super) endpoint: Endpoint,
-    /// Path and query after `/v1`, as sent by the agent.
+    /// Path and query after the version, as sent by the agent; of Gemini's query only what is no
+    /// credential.
     pub(super) target: String,
 }
 
@@ -19,10 +20,17 @@ pub(crate) enum Endpoint {
     Responses,
     Chat,
     Models,
+    /// `generateContent` and `streamGenerateContent`.
+    Gemini,
+    GeminiCount,
+    GeminiModels,
 }
 
+const STREAM: &str = "streamGenerateContent";
+
 impl Route {
-    /// Parses `[/UPSTREAM]/v1/…`; `None` for a path that is not supported.
+    /// Parses `[/UPSTREAM]/v1/…` and `[/UPSTREAM]/v1beta/…`; `None` for a path that is not
+    /// supported.
     pub(super) fn parse(
         method: &Method,
         path: &str,
@@ -31,9 +39,13 @@ impl Route {
     ) -> Option<Self> {
         let (first, _) = path.strip_prefix('/')?.split_once('/')?;
         let (upstream, path) = match first {
-            "v1" => (default.clone(), path),
+            "v1" | "v1beta" => (default.clone(), path),
             name => (name.parse().ok()?, path.strip_prefix('/')?.strip_prefix(name)?),
         };
+        if let Some(target) = path.strip_prefix("/v1beta/") {
+            let (endpoint, target) = gemini(method, target, query)?;
+            return Some(Self { upstream, endpoint, target });
+        }
         let target = path.strip_prefix("/v1")?;
         let endpoint = match (method, target) {
             (&Method::POST, "/messages") => Endpoint::Messages,
@@ -47,6 +59,43 @@ impl Route {
         let target = query.map_or_else(|| target.to_owned(), |query| format!("{target}?{query}"));
         Some(Self { upstream, endpoint, target })
     }
+
+    /// The model that Gemini's path names.
+    pub(super) fn model(&self) -> Option<&str> {
+        let path = self.target.split('?').next().unwrap_or_default();
+        let named = path.strip_prefix("/models/").filter(|_| self.endpoint.is_gemini())?;
+        Some(named.rsplit_once(':').map_or(named, |(model, _)| model))
+    }
+
+    /// Whether Gemini's path asks for a stream.
+    pub(super) fn streams(&self) -> bool {
+        self.target.split('?').next().unwrap_or_default().ends_with(&format!(":{STREAM}"))
+    }
+}
+
+/// The endpoint of a path after `/v1beta/`, and the target. The API takes a key in the query; the
+/// gateway adds the real one as a header.
+fn gemini(method: &Method, path: &str, query: Option<&str>) -> Option<(Endpoint, String)> {
+    let target = format!("/{path}");
+    let (model, action) = match path.rsplit_once(':') {
+        Some((model, action)) => (format!("/{model}"), action),
+        None => (target.clone(), ""),
+    };
+    let endpoint = match (method, action) {
+        (&Method::GET, "") if path == "models" => Endpoint::GeminiModels,
+        _ if !is_one_model(&model) => return None,
+        (&Method::GET, "") => Endpoint::GeminiModels,
+        (&Method::POST, "generateContent" | STREAM) => Endpoint::Gemini,
+        (&Method::POST, "countTokens") => Endpoint::GeminiCount,
+        _ => return None,
+    };
+    let kept = |pair: &&str| {
+        let name = pair.split('=').next().unwrap_or_default();
+        ["alt", "pageSize", "pageToken"].contains(&name)
+    };
+    let query: Vec<&str> = query.into_iter().flat_map(|all| all.split('&')).filter(kept).collect();
+    let query = if query.is_empty() { String::new() } else { format!("?{}", query.join("&")) };
+    Some((endpoint, target + &query))
 }
 
 // An id that URL parsers read as it is: dot segments, also encoded ones, would lead to other paths
@@ -60,18 +109,30 @@ fn is_one_model(target: &str) -> bool {
 
 impl Endpoint {
     pub(super) const fn is_served_by(self, kind: UpstreamKind) -> bool {
-        use UpstreamKind::{Anthropic, Openai, OpenaiChat, Scripted};
+        use UpstreamKind::{Anthropic, Gemini, Openai, OpenaiChat, Scripted};
         match self {
             Self::Messages | Self::CountTokens => matches!(kind, Anthropic | Scripted),
             Self::Responses => matches!(kind, Openai | Scripted),
             Self::Chat => matches!(kind, Openai | OpenaiChat | Scripted),
-            Self::Models => true,
+            Self::Models => !matches!(kind, Gemini),
+            Self::Gemini | Self::GeminiCount | Self::GeminiModels => {
+                matches!(kind, Gemini | Scripted)
+            }
         }
+    }
+
+    /// Whether the request asks for models: it has no body and costs nothing.
+    pub(super) const fn is_catalog(self) -> bool {
+        matches!(self, Self::Models | Self::GeminiModels)
+    }
+
+    const fn is_gemini(self) -> bool {
+        matches!(self, Self::Gemini | Self::GeminiCount | Self::GeminiModels)
     }
 
     /// Whether a call uses tokens.
     pub(super) const fn uses_tokens(self) -> bool {
-        matches!(self, Self::Messages | Self::Responses | Self::Chat)
+        matches!(self, Self::Messages | Self::Responses | Self::Chat | Self::Gemini)
     }
 }
 
@@ -111,6 +172,31 @@ mod tests {
         let models = Route::parse(&Method::GET, "/openai/v1/models/gpt", None, &default).unwrap();
         assert_eq!((models.endpoint, models.target.as_str()), (Endpoint::Models, "/models/gpt"));
     }
+
+    #[test]
+    fn gemini_path_names_model_and_method() {
+        let default: UpstreamName = "gemini".parse().unwrap();
+        let parse = |method, path: &str, query| Route::parse(method, path, query, &default);
+        let path = "/own/v1beta/models/gemini-2.5-pro:streamGenerateContent";
+        let route = parse(&Method::POST, path, Some("key=none&alt=sse")).unwrap();
+        assert_eq!((route.upstream.as_str(), route.endpoint), ("own", Endpoint::Gemini));
+        assert_eq!(route.target, "/models/gemini-2.5-pro:streamGenerateContent?alt=sse");
+        assert_eq!((route.model(), route.streams()), (Some("gemini-2.5-pro"), true));
+        let count = parse(&Method::POST, "/v1beta/models/m:countTokens", None).unwrap();
+        assert_eq!((count.endpoint, count.streams()), (Endpoint::GeminiCount, false));
+        let list = parse(&Method::GET, "/v1beta/models", Some("pageSize=5")).unwrap();
+        assert_eq!((list.endpoint, &*list.target), (Endpoint::GeminiModels, "/models?pageSize=5"));
+        for path in [
+            "/v1beta/models/m:batchGenerateContent",
+            "/v1beta/models/../files:generateContent",
+            "/v1beta/files",
+            "/v1beta/models/:generateContent",
+            "/v1beta/",
+        ] {
+            assert_eq!(parse(&Method::POST, path, None), None, "{path}");
+        }
+    }
+
     fn model_path(path: &str) -> Option<String> {
         let default = UpstreamName::openai();
         Route::parse(&Method::GET, path, None, &default).map(|route| route.target)

@@ -13,6 +13,7 @@ use reqwest::Url;
 use crate::{PrivateHosts, egress::address::is_public, ledger::Ledger};
 
 pub(super) const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+pub(super) const X_GOOG_API_KEY: HeaderName = HeaderName::from_static("x-goog-api-key");
 const BETA: HeaderName = HeaderName::from_static("anthropic-beta");
 // The API accepts tokens of subscriptions only with this feature.
 const OAUTH_BETA: &str = "oauth-2025-04-20";
@@ -21,8 +22,8 @@ const OAUTH_BETA: &str = "oauth-2025-04-20";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Upstream {
     pub kind: UpstreamKind,
-    /// Base URL, as the service's SDKs take it: with `/v1` for the kinds of OpenAI, without it for
-    /// Anthropic. Empty for the scripted model.
+    /// Base URL, as the service's SDKs take it: with `/v1` for the kinds of OpenAI, without a
+    /// version for Anthropic and Gemini. Empty for the scripted model.
     pub url: String,
     /// Name of the secret with the API key; none when the service needs none.
     pub secret: Option<String>,
@@ -84,6 +85,9 @@ impl Upstream {
             UpstreamKind::Openai | UpstreamKind::OpenaiChat => {
                 ("https://api.openai.com/v1", Some("OPENAI_API_KEY"), None)
             }
+            UpstreamKind::Gemini => {
+                ("https://generativelanguage.googleapis.com", Some("GEMINI_API_KEY"), None)
+            }
             UpstreamKind::Scripted => ("", None, None),
         };
         let (secret, oauth_secret) = (secret.map(str::to_owned), oauth_secret.map(str::to_owned));
@@ -116,10 +120,14 @@ impl Upstream {
         }
     }
 
-    /// The URL of a path that follows `/v1` at the model door.
+    /// The URL of a path that follows the version at the model door.
     pub(super) fn url_of(&self, target: &str) -> String {
         let base = self.url.trim_end_matches('/');
-        let version = if self.kind == UpstreamKind::Anthropic { "/v1" } else { "" };
+        let version = match self.kind {
+            UpstreamKind::Anthropic => "/v1",
+            UpstreamKind::Gemini => "/v1beta",
+            _ => "",
+        };
         format!("{base}{version}{target}")
     }
 
@@ -146,6 +154,7 @@ impl Upstream {
         if let Some(key) = ledger.secret(secret).await {
             return Ok(match self.kind {
                 UpstreamKind::Anthropic => Credential::ApiKey(key),
+                UpstreamKind::Gemini => Credential::GoogleKey(key),
                 _ => Credential::Bearer(key),
             });
         }
@@ -168,6 +177,8 @@ pub(super) enum Credential {
     None,
     /// Anthropic's `x-api-key`.
     ApiKey(Secret<String>),
+    /// Google's `x-goog-api-key`.
+    GoogleKey(Secret<String>),
     Bearer(Secret<String>),
     /// A bearer token of a subscription at Anthropic.
     OAuth(Secret<String>),
@@ -178,7 +189,8 @@ impl Credential {
     pub(super) fn secret(&self) -> Option<&Secret<String>> {
         match self {
             Self::None => None,
-            Self::ApiKey(key) | Self::Bearer(key) | Self::OAuth(key) => Some(key),
+            Self::ApiKey(key) | Self::GoogleKey(key) => Some(key),
+            Self::Bearer(key) | Self::OAuth(key) => Some(key),
         }
     }
 
@@ -188,6 +200,7 @@ impl Credential {
         let secret = secret.expose().trim();
         let (name, text) = match self {
             Self::ApiKey(_) => (X_API_KEY, secret.to_owned()),
+            Self::GoogleKey(_) => (X_GOOG_API_KEY, secret.to_owned()),
             _ => (header::AUTHORIZATION, format!("Bearer {secret}")),
         };
         let mut value = HeaderValue::from_str(&text)?;

@@ -2,6 +2,7 @@
 //! the same for all APIs: input is what was neither read from a cache nor written to one.
 
 mod anthropic;
+mod gemini;
 mod openai;
 
 use harvest_proto::event::Usage;
@@ -115,7 +116,8 @@ impl Meter {
                 Endpoint::Messages => anthropic::json(kept),
                 Endpoint::Responses => openai::responses_json(kept),
                 Endpoint::Chat => openai::chat_json(kept),
-                Endpoint::CountTokens | Endpoint::Models => None,
+                Endpoint::Gemini => gemini::json(kept),
+                _ => None,
             }
             .unwrap_or_else(|| self.estimated(Usage::default(), *bytes)),
         }
@@ -161,7 +163,8 @@ impl Events {
             Endpoint::Messages => anthropic::event(data, &mut self.counts, &mut self.tally),
             Endpoint::Responses => openai::responses_event(data, &mut self.tally),
             Endpoint::Chat => openai::chat_event(data, &mut self.tally),
-            Endpoint::CountTokens | Endpoint::Models => {}
+            Endpoint::Gemini => gemini::event(data, &mut self.tally),
+            _ => {}
         }
     }
 }
@@ -222,6 +225,25 @@ mod tests {
             meter.observe(json.as_bytes());
             assert_eq!(meter.usage(), expected, "{endpoint:?}");
         }
+    }
+
+    const GEMINI: &str = "data: {\"candidates\":[{\"content\":{\"parts\":[{\"text\":\"hello there, you\"}]}}],\"usageMetadata\":{\"promptTokenCount\":20}}\n\n\
+        data: {\"candidates\":[{\"content\":{\"parts\":[{\"functionCall\":{\"args\":{}}}]},\"finishReason\":\"STOP\"}],\"usageMetadata\":{\"promptTokenCount\":17,\"toolUsePromptTokenCount\":3,\"cachedContentTokenCount\":5,\"candidatesTokenCount\":40,\"thoughtsTokenCount\":2}}\n\n";
+
+    #[test]
+    fn gemini_counts_mean_the_same() {
+        let counts = meter_of(Endpoint::Gemini, GEMINI).usage();
+        let (input_tokens, output_tokens, cache_read_tokens) = (15, 42, 5);
+        let expected =
+            Usage { input_tokens, output_tokens, cache_read_tokens, cache_write_tokens: 0 };
+        assert_eq!(counts, expected);
+        let json = GEMINI.lines().rfind(|line| line.contains("STOP")).unwrap();
+        let mut meter = Meter::new(Endpoint::Gemini, "application/json", 400);
+        meter.observe(json.trim_start_matches("data: ").as_bytes());
+        assert_eq!(meter.usage(), expected);
+        // Without the last event: the input as counted, 16 bytes of content.
+        let cut = meter_of(Endpoint::Gemini, &GEMINI[..GEMINI.find("\n\n").unwrap() + 2]).usage();
+        assert_eq!((cut.input_tokens, cut.output_tokens), (20, 4));
     }
 
     #[test]
@@ -326,7 +348,8 @@ mod tests {
     proptest! {
         #[test]
         fn chunking_does_not_change_usage(cuts in prop::collection::vec(1usize..40, 1..60)) {
-            for (endpoint, stream) in OPENAI.into_iter().chain([(Endpoint::Messages, STREAM)]) {
+            let others = [(Endpoint::Messages, STREAM), (Endpoint::Gemini, GEMINI)];
+            for (endpoint, stream) in OPENAI.into_iter().chain(others) {
                 let (mut whole, mut rest) = (meter_of(endpoint, ""), stream.as_bytes());
                 for cut in cuts.iter().cycle() {
                     let (piece, more) = rest.split_at((*cut).min(rest.len()));

@@ -132,7 +132,7 @@ table! {
     }
     named {
         upstreams: UpstreamTable, "A service for model calls. `NAME/MODEL` is a model of it. \
-            `anthropic`, `openai` and `scripted` are built in";
+            `anthropic`, `openai`, `gemini` and `scripted` are built in";
         agents: AgentTable, "A program in the image that speaks the Agent Client Protocol, for \
             `-a NAME`. In the values, `{model_url}` is the URL of the model service inside the \
             sandbox and `{model}` the name of the session's model; an argument or a variable with \
@@ -142,9 +142,9 @@ table! {
 
 table! {
     UpstreamTable {
-        kind: UpstreamKind, "`anthropic`, `openai` or `openai_chat`", "that of the built-in one",
+        kind: UpstreamKind, "`anthropic`, `openai`, `openai_chat` or `gemini`", "that of the built-in one",
             "The protocols it speaks: Anthropic Messages; OpenAI Responses and Chat Completions; \
-             Chat Completions only, as most compatible servers";
+             Chat Completions only, as most compatible servers; Google Gemini";
         url: String, "URL", "that of the built-in one",
             "Its base URL as in the SDKs, such as `https://api.anthropic.com` or \
              `http://localhost:11434/v1`. Plain http is only for this machine, private addresses \
@@ -292,7 +292,7 @@ pub(crate) const VARIABLES: [(&str, &str); 6] = [
         "The supervisor to use instead of the embedded one; for development of Harvest",
     ),
     (
-        "ANTHROPIC_API_KEY, CLAUDE_CODE_OAUTH_TOKEN, OPENAI_API_KEY",
+        "ANTHROPIC_API_KEY, CLAUDE_CODE_OAUTH_TOKEN, OPENAI_API_KEY, GEMINI_API_KEY",
         "In the environment of `harvest up`, as the secrets of all upstreams: used if no secret of \
          that name is stored. Without an API key, `anthropic` uses the token of a subscription",
     ),

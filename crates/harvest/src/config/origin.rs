@@ -167,8 +167,8 @@ mod tests {
         assert_eq!(shown("agents.own.command"), ("own,--acp", path.as_str()));
         assert_eq!(shown("agents.own.env"), ("{\"KEY\":\"none\"}", path.as_str()));
         assert_eq!(shown("agents.own.upstream"), ("scripted", "default"));
-        // `anthropic`, `openai` and `own`; the agent `own`.
-        let named = 3 * UpstreamTable::KEYS.len() + AgentTable::KEYS.len();
+        // `anthropic`, `openai`, `gemini` and `own`; the agent `own`.
+        let named = 4 * UpstreamTable::KEYS.len() + AgentTable::KEYS.len();
         assert_eq!(settings.len(), every_key().count() + named);
         let json = serde_json::to_value(&settings).unwrap();
         let typed = |key: &str| {

@@ -148,7 +148,8 @@ fn sample(schema: &Value, depth: usize) -> Value {
         return sample(choice, depth + 1);
     }
     let kind = schema.get("type").map(|kind| kind.get(0).unwrap_or(kind)).and_then(Value::as_str);
-    match kind.unwrap_or("object") {
+    // Gemini's own schemas have the types in capitals.
+    match kind.unwrap_or("object").to_ascii_lowercase().as_str() {
         "object" => Value::Object(sample_fields(schema, depth)),
         "array" => json!([]),
         "integer" | "number" => schema.get("minimum").cloned().unwrap_or(json!(1)),

@@ -3,6 +3,7 @@
 
 mod chat;
 mod conversation;
+mod gemini;
 mod messages;
 mod requests;
 mod responses;
@@ -79,19 +80,28 @@ enum Outcome {
 /// Responds with the next step of the script.
 pub(super) async fn answer(call: &Call, reply: Reply) -> CallResult {
     let endpoint = call.route.endpoint;
-    if endpoint == Endpoint::Models {
+    if endpoint.is_catalog() {
         return respond(reply, models(call));
     }
-    let conversation = match requests::parse(endpoint, &call.body) {
+    let mut conversation = match requests::parse(endpoint, &call.body) {
         Ok(conversation) => conversation,
         Err(problem) => {
             let message = format!("not a valid request of this API: {problem}");
             return respond(reply, labelled(call, invalid_request(&message)));
         }
     };
-    if endpoint == Endpoint::CountTokens {
-        let count = json!({"input_tokens": call.body.len() / 4});
-        return respond(reply, document(call, &count));
+    if let Some(model) = call.route.model() {
+        (conversation.model, conversation.stream) = (model.to_owned(), call.route.streams());
+    }
+    let tokens = call.body.len() / 4;
+    match endpoint {
+        Endpoint::CountTokens => {
+            return respond(reply, document(call, &json!({ "input_tokens": tokens })));
+        }
+        Endpoint::GeminiCount => {
+            return respond(reply, document(call, &json!({ "totalTokens": tokens })));
+        }
+        _ => {}
     }
     match outcome(call, &conversation) {
         Ok(Outcome::Answer { parts, usage }) if conversation.stream => {
@@ -115,6 +125,7 @@ fn complete(endpoint: Endpoint, parts: &[Part], model: &str, usage: Usage) -> Va
     match endpoint {
         Endpoint::Responses => responses::complete(parts, model, usage),
         Endpoint::Chat => chat::complete(parts, model, usage),
+        Endpoint::Gemini => gemini::complete(parts, model, usage),
         _ => messages::complete(parts, model, usage),
     }
 }
@@ -129,6 +140,7 @@ fn actions(
     match endpoint {
         Endpoint::Responses => responses::actions(parts, model, usage),
         Endpoint::Chat => chat::actions(parts, model, usage, *include_usage),
+        Endpoint::Gemini => gemini::actions(parts, model, usage),
         _ => messages::actions(parts, model, usage),
     }
 }
@@ -140,7 +152,14 @@ fn models(call: &Call) -> Response<Body> {
         "display_name": "Scripted model", "created_at": "1970-01-01T00:00:00Z",
         "lifecycle": "active",
     });
-    match call.route.target.split('?').next().unwrap_or_default().strip_prefix("/models/") {
+    let path = call.route.target.split('?').next().unwrap_or_default();
+    let named = path.strip_prefix("/models/");
+    if call.route.endpoint == Endpoint::GeminiModels
+        && let Some(models) = gemini::models(named)
+    {
+        return document(call, &models);
+    }
+    match named {
         None => document(
             call,
             &json!({

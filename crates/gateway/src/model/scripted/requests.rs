@@ -12,9 +12,8 @@ pub(super) fn parse(endpoint: Endpoint, body: &[u8]) -> serde_json::Result<Conve
     Ok(match endpoint {
         Endpoint::Responses => json::from_slice::<ResponsesRequest>(body)?.into(),
         Endpoint::Chat => json::from_slice::<ChatRequest>(body)?.into(),
-        Endpoint::Messages | Endpoint::CountTokens | Endpoint::Models => {
-            json::from_slice::<MessagesRequest>(body)?.into()
-        }
+        Endpoint::Gemini => json::from_slice::<GeminiRequest>(body)?.into(),
+        _ => json::from_slice::<MessagesRequest>(body)?.into(),
     })
 }
 
@@ -48,6 +47,22 @@ struct ResponsesRequest {
     input: Value,
     tools: Option<Vec<Value>>,
     text: Option<Value>,
+}
+
+/// The path has the model, and whether the response is streamed.
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct GeminiRequest {
+    contents: Vec<GeminiContent>,
+    tools: Vec<Value>,
+    generation_config: Value,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct GeminiContent {
+    role: String,
+    parts: Vec<Value>,
 }
 
 #[derive(Deserialize)]
@@ -113,6 +128,36 @@ impl From<ResponsesRequest> for Conversation {
             history: items.iter().flat_map(responses_items).collect(),
         }
     }
+}
+
+impl From<GeminiRequest> for Conversation {
+    fn from(request: GeminiRequest) -> Self {
+        let config = &request.generation_config;
+        let schema = config.get("responseJsonSchema").or_else(|| config.get("responseSchema"));
+        let tools = request.tools.iter().filter_map(|tool| tool["functionDeclarations"].as_array());
+        let named = |tool: &Value| match tool.get("parametersJsonSchema") {
+            Some(_) => function(tool, "parametersJsonSchema"),
+            None => function(tool, "parameters"),
+        };
+        Self {
+            schema: schema.cloned(),
+            include_usage: true,
+            history: request.contents.iter().flat_map(gemini_items).collect(),
+            tools: tools.flatten().map(named).collect(),
+            ..Self::default()
+        }
+    }
+}
+
+fn gemini_items(content: &GeminiContent) -> Vec<HistoryItem> {
+    if content.role == "model" {
+        return vec![HistoryItem::Assistant];
+    }
+    let item = |part: &Value| match part.get("functionResponse") {
+        Some(_) => Some(HistoryItem::ToolResult),
+        None => user_text(part["text"].as_str()?),
+    };
+    content.parts.iter().filter_map(item).collect()
 }
 
 fn message_items(message: &Message) -> Vec<HistoryItem> {
@@ -232,6 +277,19 @@ mod tests {
     }
 
     #[test]
+    fn gemini_contents_give_prompt_and_step() {
+        let call = json!({"role": "model", "parts": [{"functionCall": {"name": "f"}}]});
+        let result = json!({"role": "user", "parts": [{"functionResponse": {"name": "f"}}]});
+        let user = json!({"role": "user", "parts": [{"text": "rules"}, {"text": SCRIPT}]});
+        let context = json!({"role": "user", "parts": [{"text": "<session_context>"}]});
+        let request = json!({"contents": [context, user, call, result]});
+        assert_eq!(step(Endpoint::Gemini, request), (SCRIPT.to_owned(), 1, 0));
+        let request = json!({"tools": [{"functionDeclarations": [{"name": "write_file"}]}]});
+        let parsed = parse(Endpoint::Gemini, request.to_string().as_bytes()).unwrap();
+        assert_eq!(parsed.tools[0].name, "write_file");
+    }
+
+    #[test]
     fn tools_of_every_shape_are_found() {
         let names = |endpoint, tools: Value| -> Vec<_> {
             let body = json!({"tools": tools, "input": [{"type": "additional_tools", "tools": [{"type": "function", "name": "later"}]}]});
@@ -270,6 +328,7 @@ mod tests {
                 Endpoint::Responses,
                 json!({"text": {"format": {"type": "json_schema", "schema": schema}}}),
             ),
+            (Endpoint::Gemini, json!({"generationConfig": {"responseJsonSchema": schema}})),
         ] {
             let parsed = parse(endpoint, request.to_string().as_bytes()).unwrap();
             assert_eq!(parsed.auxiliary().as_deref(), Some("\"yes\""), "{request}");

@@ -13,7 +13,7 @@ const SHELL: [&str; 6] =
     ["Bash", "bash", "exec_command", "shell_command", "shell", "run_shell_command"];
 const WRITE: [&str; 3] = ["Write", "write", "write_file"];
 const READ: [&str; 3] = ["Read", "read", "read_file"];
-const EDIT: [&str; 2] = ["Edit", "edit"];
+const EDIT: [&str; 3] = ["Edit", "edit", "replace"];
 const ASK: [&str; 3] = ["AskUserQuestion", "question", "request_user_input"];
 const PATCH: [&str; 1] = ["apply_patch"];
 const PATH: [&str; 3] = ["file_path", "filePath", "path"];

@@ -63,3 +63,20 @@ async fn official_sdks_read_scripted_streams() {
         assert_eq!(busy, 6, "two retries in each protocol");
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn official_gemini_sdk_reads_scripted_streams() {
+    let sdks = tokio::task::spawn_blocking(sdks).await.unwrap();
+    let mut python = Command::new(sdks.join("venv/bin/python"));
+    python.arg("-");
+    let (answers, statuses) = read(python, "read_gemini.py").await;
+    // The tokens of the cache are counted inside the input.
+    let answer = expected("STOP", 18)["answer"].take();
+    let models = (json!(["models/scripted"]), json!("models/scripted"));
+    let all = json!({
+        "answer": answer, "retried": null, "denied": 401, "counted": true, "models": models.0,
+        "model": models.1,
+    });
+    assert_eq!(answers, all);
+    assert_eq!(statuses.iter().filter(|status| **status == 503).count(), 2);
+}
