@@ -66,6 +66,26 @@ async fn session_calls_openai_without_its_key() {
     assert!(events.iter().any(counted), "{events:?}");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn unlisted_model_is_used_with_a_warning() {
+    let (url, _seen) = openai().await;
+    let env = [("OPENAI_API_KEY", KEY), ("HARVEST_UPSTREAMS_OPENAI_URL", &url)];
+    let host = Host::start_with(&env).await;
+    let folder = tempfile::tempdir().unwrap();
+    let run = |model: &str| {
+        let mut command = host.command();
+        command.current_dir(folder.path());
+        command.args(["run", "-d", "-a", "scripted", "-m", model, "script: [{\"text\":\"hi\"}]"]);
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let warned = run("openai/gpt-y");
+    assert!(warned.contains("`openai` lists no model `gpt-y`, but gpt-x"), "{warned}");
+    let known = run("openai/gpt-x");
+    assert!(!known.contains("lists no model"), "{known}");
+}
+
 #[tokio::test]
 async fn unknown_model_service_is_refused_with_alternatives() {
     let host = Host::start().await;
