@@ -11,6 +11,7 @@ mod background_server;
 mod boot_retries;
 mod clocks;
 mod command_line;
+mod configured_agents;
 mod database;
 mod durable;
 mod exec;
