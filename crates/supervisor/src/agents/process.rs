@@ -1,7 +1,13 @@
 //! A running agent: its process in the agent's cgroup, its lines in both directions, and the tail
 //! of its stderr.
 
-use std::{cell::RefCell, fmt, io, path::PathBuf, rc::Rc, time::Duration};
+use std::{
+    cell::RefCell,
+    fmt, io,
+    path::{Path, PathBuf},
+    rc::Rc,
+    time::Duration,
+};
 
 use harvest_proto::{
     AgentName, EventBody,
@@ -65,8 +71,11 @@ impl AgentStartError {
     }
 
     /// There is no process, as when the image lacks the program.
-    fn no_process(launch: &AgentLaunch, fault: &Fault) -> Self {
-        let permanent = matches!(fault.code, FaultCode::NotFound | FaultCode::NotExecutable);
+    fn no_process(context: &AgentContext, fault: &Fault) -> Self {
+        let AgentContext { launch, cwd, .. } = context;
+        let unusable = matches!(fault.code, FaultCode::NotFound | FaultCode::NotExecutable);
+        // A removed working directory may come back.
+        let permanent = unusable && Path::new(cwd).is_dir();
         let tail = match &launch.program {
             Some(_) if permanent => missing_program(&launch.name, &fault.message),
             _ => fault.message.clone(),
@@ -139,8 +148,7 @@ impl AgentProcess {
 
     async fn start_once(context: &AgentContext, resume: bool) -> Result<Self, AgentStartError> {
         let spawned = Self::spawn(context, resume).await;
-        let mut agent =
-            spawned.map_err(|fault| AgentStartError::no_process(&context.launch, &fault))?;
+        let mut agent = spawned.map_err(|fault| AgentStartError::no_process(context, &fault))?;
         if let Some(line) = agent.agent.init_line() {
             agent.stdin.send(line);
         }
