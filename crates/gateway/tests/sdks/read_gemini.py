@@ -21,7 +21,7 @@ BUSY = [[{"error": {"status": 503, "type": "overloaded_error", "times": 2}}, {"t
 DENIED = [{"error": {"status": 401, "type": "authentication_error", "times": 9}}]
 
 retries = types.HttpRetryOptions(attempts=3, initial_delay=0.01, max_delay=0.01)
-options = types.HttpOptions(base_url=sys.argv[1], retry_options=retries)
+options = types.HttpOptions(base_url=sys.argv[1], api_version="v1beta", retry_options=retries)
 client = genai.Client(api_key="x", http_options=options)
 
 

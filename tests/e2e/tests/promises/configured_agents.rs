@@ -41,7 +41,7 @@ async fn gemini_makes_a_change_in_several_steps() {
         [{ "text": "Let me see." }, { "bash": "id -u; git status --short" }],
         { "write": { "path": "/workspace/calc/made.txt", "content": "one\n" } },
         { "edit": { "path": "/workspace/calc/made.txt", "old": "one", "new": "two" } },
-        { "bash": "git add made.txt && git commit -qm 'Add made.txt' && git show HEAD:made.txt" },
+        { "bash": "git add made.txt && git commit -qm 'Add made.txt'" },
         { "text": "All done." },
     ]);
     let session = host.session_of("gemini", "calc", "Change it.", &script).await.id;
@@ -60,8 +60,13 @@ async fn gemini_makes_a_change_in_several_steps() {
     });
     let expected = [ToolKind::Execute, ToolKind::Edit, ToolKind::Edit, ToolKind::Execute];
     assert_eq!(kinds.collect::<Vec<_>>(), expected);
-    let committed = |event: &Event| matches!(&event.body, EventBody::ToolEnded { ok: true, output, .. } if output.contains("two"));
-    assert!(follower.seen.iter().any(committed), "{:?}", follower.seen);
+    let failed = |event: &Event| matches!(event.body, EventBody::ToolEnded { ok: false, .. });
+    assert!(!follower.seen.iter().any(failed), "{:?}", follower.seen);
+    // Gemini CLI reports no output of commands.
+    let (id, object) = (session.to_string(), "HEAD:made.txt");
+    let committed =
+        host.harvest(["exec", &id, "--", "git", "-C", "/workspace/calc", "show", object]);
+    assert_eq!(committed.stdout, "two\n", "{committed:?}");
     assert!(follower.text().contains("Let me see.") && follower.text().contains("All done."));
     let calls: Vec<(u16, Usage)> = follower.seen.iter().filter_map(model_call).collect();
     assert!(calls.len() >= 5, "{calls:?}");

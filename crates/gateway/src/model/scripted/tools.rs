@@ -83,7 +83,11 @@ fn edit(path: &str, old: &str, new: &str, tools: &[Tool]) -> Option<Part> {
     if let Some(tool) = offered(tools, &EDIT) {
         let old_name = tool.argument(&["old_string", "oldString"]).unwrap_or("old_string");
         let new_name = tool.argument(&["new_string", "newString"]).unwrap_or("new_string");
-        return Some(call(tool, json!({path_of(tool): path, old_name: old, new_name: new})));
+        let mut input = json!({path_of(tool): path, old_name: old, new_name: new});
+        if tool.argument(&["instruction"]).is_some() {
+            input["instruction"] = json!("Make a scripted change");
+        }
+        return Some(call(tool, input));
     }
     let Some(tool) = offered(tools, &PATCH) else {
         let (old, new, path) = (quoted(old), quoted(new), quoted(path));

@@ -146,6 +146,7 @@ async fn services_with_a_key_list_their_models() {
     let (gpt, scripted) = (["gpt".to_owned()], ["scripted".to_owned()]);
     let expected = [
         ("anthropic", &[][..], None),
+        ("gemini", &[][..], None),
         ("openai", &gpt[..], None),
         ("scripted", &scripted[..], None),
     ];
