@@ -166,6 +166,7 @@ fn copy_of(
         branch: session.branch.clone(),
         agent: session.agent.clone(),
         model: session.model.clone(),
+        effort: session.effort,
         network: session.network,
         provider: session.provider.clone(),
         author: session.author.clone(),

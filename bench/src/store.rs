@@ -133,6 +133,7 @@ async fn session(store: &Store, lease: Lease) -> Result<SessionId> {
         branch: "word".parse()?,
         agent: AgentName::Claude,
         model: None,
+        effort: None,
         provider: "local".into(),
         network: NetworkPolicy::None,
         author: Author { name: word(), email: word() },

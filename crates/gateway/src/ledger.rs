@@ -6,6 +6,7 @@ use harvest_proto::{
     BranchName, EventBody, RepositoryName, Secret, SessionId, UpstreamName, api::KeySource,
     event::Usage,
 };
+use tokio::sync::watch;
 
 /// Provides secrets, checks budgets and records usage.
 #[async_trait]
@@ -55,13 +56,13 @@ pub struct Refusal {
 }
 
 /// What a sandbox may do at its door.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct DoorPolicy {
     pub session: SessionId,
     pub network: ResolvedPolicy,
     /// Receives the model calls that name no upstream. A door whose upstream is `scripted` reaches
-    /// no other; every other door reaches all configured ones.
-    pub upstream: UpstreamName,
+    /// no other; every other door reaches all configured ones. A prompt can change it.
+    pub upstream: watch::Receiver<UpstreamName>,
     /// Repositories it may fetch from and push to.
     pub repositories: Vec<GitAccess>,
 }

@@ -7,6 +7,7 @@ pub mod agents;
 pub mod api;
 pub mod bridge;
 pub mod door;
+pub mod effort;
 pub mod event;
 pub mod hint;
 pub mod ids;
@@ -26,6 +27,7 @@ pub mod time;
 pub mod upstreams;
 
 pub use agents::AgentName;
+pub use effort::Effort;
 pub use event::{Event, EventBody};
 pub use hint::Hint;
 pub use ids::{BlobId, ImageId, PromptId, SandboxId, SessionId, SnapshotId, TurnId};

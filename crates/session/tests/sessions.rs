@@ -49,7 +49,7 @@ use harvest_proto::{
     StateReason, Timestamp,
     api::{
         AddRepository, CheckOutcome, CreatePrompt, CreateSandbox, CreateSession, Evidence,
-        ExecLine, ExecRequest, ForkSession, PromptStatus, PullRequest, PullRequestState,
+        ExecLine, ExecRequest, ForkSession, Prompt, PromptStatus, PullRequest, PullRequestState,
         SandboxLimits, SandboxOwner, Session, SessionState,
     },
     bridge::{Author, Exit},
@@ -152,8 +152,7 @@ async fn urgent_prompt_stops_turn_and_runs_next() {
     let id = harness.session(&sessions, Some("hold")).await.id;
     until(&sessions, &id, started).await;
     let waiting = send(&sessions, &id, "later").await;
-    let urgent =
-        CreatePrompt { text: "urgent".parse().unwrap(), now: true, author: None, agent: None };
+    let urgent = CreatePrompt { now: true, ..CreatePrompt::new("urgent".parse().unwrap()) };
     let urgent = sessions.prompt(&id, urgent, ada()).await.unwrap().id;
     until_status(&sessions, &id, &waiting, PromptStatus::Completed).await;
     assert_eq!(harness.fake.prompts_run()[1..], [urgent, waiting]);
@@ -348,8 +347,7 @@ async fn archived_session_refuses_prompts_until_resumed() {
     sessions.archive(&id).await.unwrap();
     until_state(&sessions, &id, SessionState::Archived).await;
     assert_eq!(status(&sessions, &id, &waiting).await, PromptStatus::Cancelled);
-    let create =
-        CreatePrompt { text: "late".parse().unwrap(), now: false, author: None, agent: None };
+    let create = CreatePrompt::new("late".parse().unwrap());
     assert_eq!(sessions.prompt(&id, create, ada()).await.unwrap_err().code(), "archived");
     sessions.resume(&id).await.unwrap();
     until_state(&sessions, &id, SessionState::Idle).await;

@@ -2,7 +2,7 @@
 //! session.
 
 use harvest_proto::{
-    EventBody, PromptId, PromptText, SessionId, Timestamp, TurnId,
+    Effort, EventBody, ModelRef, PromptId, PromptText, SessionId, Timestamp, TurnId,
     api::{Prompt, PromptStatus},
     bridge::Author,
 };
@@ -18,6 +18,10 @@ pub struct NewPrompt {
     pub id: PromptId,
     pub text: PromptText,
     pub author: Author,
+    /// The session's when absent.
+    pub model: Option<ModelRef>,
+    /// The session's when absent.
+    pub effort: Option<Effort>,
     pub at: Timestamp,
 }
 
@@ -70,6 +74,8 @@ fn read(row: &DbRow) -> Result<Prompt, StoreError> {
         id: row::parsed(row, "id")?,
         text: row::text(row, "text")?,
         author: row::author(row)?,
+        model: row::parsed_optional(row, "model")?,
+        effort: row::parsed_optional(row, "effort")?,
         status,
         position: (status == PromptStatus::Queued)
             .then(|| row::count(row, "queue_position"))
@@ -89,15 +95,18 @@ pub(crate) async fn insert(target: &mut Target<'_>, prompt: NewPrompt) -> Result
     };
     let seq = target.append(prompt.at, None, body);
     sqlx::query(
-        "INSERT INTO prompts (id, session, text, author_name, author_email, status, position, seq, created_at)
-         VALUES ($1, $2, $3, $4, $5, 'queued',
-                 (SELECT COALESCE(MAX(position), 0) + 1 FROM prompts WHERE session = $2), $6, $7)",
+        "INSERT INTO prompts (id, session, text, author_name, author_email, model, effort, status, position, seq,
+         created_at)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, 'queued',
+                 (SELECT COALESCE(MAX(position), 0) + 1 FROM prompts WHERE session = $2), $8, $9)",
     )
     .bind(prompt.id.to_string())
     .bind(target.session.to_string())
     .bind(text)
     .bind(prompt.author.name)
     .bind(prompt.author.email)
+    .bind(prompt.model.map(String::from))
+    .bind(prompt.effort.map(Effort::as_str))
     .bind(bigint(seq))
     .bind(prompt.at.as_millis())
     .execute(&mut *target.connection)

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use harvest_proto::{
-    AgentName, BranchName, Event, EventBody, PromptId, RepositoryName, SessionId, SnapshotId,
-    Timestamp, TurnId,
+    AgentName, BranchName, Effort, Event, EventBody, ModelRef, PromptId, RepositoryName, SessionId,
+    SnapshotId, Timestamp, TurnId,
     api::{DiffStat, PromptStatus, PullRequest},
     bridge::OutboxEvent,
     event::{SnapshotKind, TurnOutcome, Usage},
@@ -110,6 +110,10 @@ pub enum Write {
     Title(String),
     /// Another agent continues the session.
     Agent(AgentName),
+    /// The session continues with this model.
+    Model(ModelRef),
+    /// The session continues with this effort.
+    Effort(Effort),
     /// Sets the base branch of a repository unless one was given: the remote's default branch.
     DefaultBase {
         repository: RepositoryName,
@@ -254,6 +258,8 @@ async fn apply_one(target: &mut Target<'_>, write: Write) -> Result<(), StoreErr
         Write::ChildOf(lineage) => children::insert(target, lineage).await,
         Write::Title(title) => sessions::set_title(target, title).await,
         Write::Agent(agent) => sessions::set_agent(target, agent).await,
+        Write::Model(model) => sessions::set_model(target, model).await,
+        Write::Effort(effort) => sessions::set_effort(target, effort).await,
         Write::DefaultBase { repository, base } => {
             checkouts::update(target, CheckoutColumn::DefaultBase, repository, base.into()).await
         }

@@ -112,14 +112,15 @@ fn find_route(
     let not_found = |message: String| error(StatusCode::NOT_FOUND, "not_found_error", &message);
     let (method, path) = (request.method(), request.uri().path());
     let query = request.uri().query();
-    let Some(route) = Route::parse(method, path, query, &door.policy.upstream) else {
+    let own = door.policy.upstream.borrow().clone();
+    let Some(route) = Route::parse(method, path, query, &own) else {
         return Err(not_found(format!("{method} {path} is not supported")));
     };
     let name = &route.upstream;
     let Some(upstream) = door.shared.config.upstreams.get(name) else {
         return Err(not_found(format!("upstream `{name}` is not configured on this server")));
     };
-    if !allows_upstream(&door.policy.upstream, name) {
+    if !allows_upstream(&own, name) {
         let reason = "a session of the scripted model calls no other";
         return Err(invalid(format!("upstream `{name}` is not for this sandbox: {reason}")));
     }

@@ -30,7 +30,7 @@ use tempfile::TempDir;
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader, copy_bidirectional},
     net::{TcpListener, UnixStream},
-    sync::Notify,
+    sync::{Notify, watch},
 };
 
 /// A ledger that records everything.
@@ -155,7 +155,7 @@ fn policy(names: &[&str]) -> DoorPolicy {
     DoorPolicy {
         session: SessionId::random(),
         network: ResolvedPolicy::Trusted(names.iter().map(|name| (*name).to_owned()).collect()),
-        upstream: UpstreamName::scripted(),
+        upstream: watch::channel(UpstreamName::scripted()).1,
         repositories: Vec::new(),
     }
 }

@@ -23,7 +23,7 @@ use futures_util::{StreamExt, stream};
 use harvest_gateway::{GatewayConfig, Upstream, Upstreams};
 use harvest_proto::{EventBody, UpstreamName, door::MODEL_NAME, event::Usage};
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::watch};
 
 use crate::{RecordingLedger, TestDoor, policy};
 
@@ -38,6 +38,7 @@ struct Agent {
 
 impl Agent {
     async fn new(ledger: RecordingLedger, config: GatewayConfig, upstream: UpstreamName) -> Self {
+        let upstream = watch::channel(upstream).1;
         Self::with_policy(ledger, config, crate::DoorPolicy { upstream, ..policy(&[]) }).await
     }
 

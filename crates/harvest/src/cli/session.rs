@@ -3,7 +3,7 @@
 use clap::{Args, Subcommand, builder::PossibleValuesParser};
 
 use harvest_proto::{
-    AgentName, BranchName, ModelRef, NetworkPolicy, RepositoryRef, api::SessionState,
+    AgentName, BranchName, Effort, ModelRef, NetworkPolicy, RepositoryRef, api::SessionState,
 };
 
 use super::{SessionArg, units, words};
@@ -46,6 +46,9 @@ pub(crate) struct RunArgs {
     /// no account and no key
     #[arg(short, long)]
     pub(crate) model: Option<ModelRef>,
+    /// How much the model thinks: `low`, `medium` or `high` [default: the agent's]
+    #[arg(long, value_name = "LEVEL", value_parser = words::<Effort>(Effort::WORDS))]
+    pub(crate) effort: Option<Effort>,
     /// The network policy: `none` or `trusted`
     #[arg(long, value_name = "POLICY", value_parser = words::<NetworkPolicy>(NetworkPolicy::WORDS))]
     pub(crate) net: Option<NetworkPolicy>,
@@ -101,6 +104,14 @@ pub(crate) struct SendArgs {
     /// Continue the session with this agent, from the next turn on. It gets the last messages
     #[arg(short, long, value_name = "NAME")]
     pub(crate) agent: Option<AgentName>,
+    /// The model of this prompt, as for `harvest run`; with --agent, of the session from now on
+    /// [default: the session's]
+    #[arg(short, long)]
+    pub(crate) model: Option<ModelRef>,
+    /// How much the model thinks about this prompt: `low`, `medium` or `high`; with --agent, from
+    /// now on [default: the session's]
+    #[arg(long, value_name = "LEVEL", value_parser = words::<Effort>(Effort::WORDS))]
+    pub(crate) effort: Option<Effort>,
     /// Follow the session
     #[arg(short, long)]
     pub(crate) follow: bool,

@@ -47,6 +47,7 @@ pub(crate) async fn run(ctx: &Invocation, args: RunArgs) -> Result<u8> {
         prompt: Some(prompt),
         agent: args.agent,
         model: args.model,
+        effort: args.effort,
         network: args.net,
         env,
         no_questions: args.no_questions,

@@ -9,8 +9,13 @@ use crate::{Invocation, cli::SendArgs, prompt_input::PromptSource};
 pub(crate) async fn run(ctx: &Invocation, args: SendArgs) -> Result<u8> {
     let prompt = PromptSource::one(args.prompt)?;
     let (client, id) = ctx.session(&args.session).await?;
-    let request =
-        CreatePrompt { text: prompt.read()?, now: args.now, author: None, agent: args.agent };
+    let request = CreatePrompt {
+        now: args.now,
+        agent: args.agent,
+        model: args.model,
+        effort: args.effort,
+        ..CreatePrompt::new(prompt.read()?)
+    };
     let prompt = client.prompt(&id, &request).await.context("cannot queue the prompt")?;
     if !args.follow {
         ctx.print.result(&prompt, |prompt| format!("{}\n", prompt.id))?;

@@ -56,7 +56,7 @@ pub(crate) async fn follow(
                     answers.withdraw();
                     return finish(screen, Verdict::NeedsInput);
                 };
-                let request = CreatePrompt { text, now: false, author: None, agent: None };
+                let request = CreatePrompt::new(text);
                 client.prompt(session, &request).await.context("cannot answer")?;
                 continue;
             }

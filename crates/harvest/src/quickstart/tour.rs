@@ -149,8 +149,7 @@ impl Tour<'_> {
             screen.event(&event)?;
             if let (EventBody::ToolEnded { .. }, Some(text)) = (&event.body, next) {
                 next = None;
-                let request =
-                    CreatePrompt { text: prompt(text), now: false, author: None, agent: None };
+                let request = CreatePrompt::new(prompt(text));
                 self.client.prompt(id, &request).await.context("cannot queue the second prompt")?;
             }
             match tracker.event(&event.body) {

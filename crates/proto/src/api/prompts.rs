@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AgentName, PromptId, PromptText, SnapshotId, Timestamp, TurnId,
+    AgentName, Effort, ModelRef, PromptId, PromptText, SnapshotId, Timestamp, TurnId,
     api::DiffStat,
     bridge::Author,
     event::{TurnOutcome, Usage},
@@ -23,6 +23,20 @@ pub struct CreatePrompt {
     pub author: Option<Author>,
     /// The agent that continues the session from the next turn on; the session's when absent.
     pub agent: Option<AgentName>,
+    /// The model of this prompt, as in `POST /v1/sessions`; the session's when absent. With `agent`
+    /// it becomes the session's.
+    pub model: Option<ModelRef>,
+    /// How much the model thinks about this prompt; the session's when absent. With `agent` it
+    /// becomes the session's.
+    pub effort: Option<Effort>,
+}
+
+impl CreatePrompt {
+    /// A prompt for the end of the queue, without options.
+    #[must_use]
+    pub const fn new(text: PromptText) -> Self {
+        Self { text, now: false, author: None, agent: None, model: None, effort: None }
+    }
 }
 
 /// `PATCH /v1/sessions/{id}/prompts/{prompt}`: moves a prompt within the queue.
@@ -44,6 +58,10 @@ pub struct Prompt {
     pub text: String,
     /// Author of the prompt and of its commits.
     pub author: Author,
+    /// The model of this prompt; null for the session's.
+    pub model: Option<ModelRef>,
+    /// How much the model thinks about this prompt; null for the session's.
+    pub effort: Option<Effort>,
     /// Whether the prompt waits, runs or has ended.
     pub status: PromptStatus,
     /// Position in the queue while it waits; 1 is next.

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AgentName, BranchName, ModelRef, NetworkPolicy, PromptText, RepositoryName, RepositoryRef,
-    SandboxId, SessionId, SnapshotId, StateReason, Timestamp, api::PullRequest, bridge::Author,
-    event::Usage,
+    AgentName, BranchName, Effort, ModelRef, NetworkPolicy, PromptText, RepositoryName,
+    RepositoryRef, SandboxId, SessionId, SnapshotId, StateReason, Timestamp, api::PullRequest,
+    bridge::Author, event::Usage,
 };
 
 /// State of a session.
@@ -83,6 +83,8 @@ pub struct CreateSession {
     pub agent: Option<AgentName>,
     /// The model: `NAME`, `anthropic/NAME` or `scripted`; the agent's default when absent.
     pub model: Option<ModelRef>,
+    /// How much the model thinks: `low`, `medium` or `high`; the agent's default when absent.
+    pub effort: Option<Effort>,
     /// Network policy: `none` or `trusted` (default).
     pub network: Option<NetworkPolicy>,
     /// Author of the commits; the token's user when absent.
@@ -167,6 +169,8 @@ pub struct Session {
     pub agent: AgentName,
     /// The requested model; null for the agent's default.
     pub model: Option<ModelRef>,
+    /// How much the model thinks; null for the agent's default.
+    pub effort: Option<Effort>,
     /// Network policy: `none` or `trusted`.
     pub network: NetworkPolicy,
     /// Provider that runs the sandbox: `local`.

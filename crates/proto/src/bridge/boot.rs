@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{AgentName, BranchName, CheckoutFolder, RepositoryName, SessionId, UpstreamName};
+use crate::{
+    AgentName, BranchName, CheckoutFolder, Effort, RepositoryName, SessionId, UpstreamName,
+};
 
 /// What the supervisor prepares a sandbox for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,6 +74,8 @@ pub struct AgentLaunch {
     pub resume: bool,
     /// Model to request; the agent's default when absent.
     pub model: Option<String>,
+    /// How much the model thinks; the agent's default when absent.
+    pub effort: Option<Effort>,
     /// The service that serves the model.
     pub upstream: UpstreamName,
     /// Protocol of the model service, for agents that speak several.

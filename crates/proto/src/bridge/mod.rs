@@ -36,7 +36,7 @@ use crate::{
 };
 
 /// Version of the protocol, raised when a frame is added or changes its meaning.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 
 /// Credit of a stream before the first `Credit` frame.
 pub const INITIAL_CREDIT_BYTES: u32 = 256 * 1024;
@@ -263,7 +263,7 @@ pub struct TurnRequest {
     pub text: String,
     /// Author of the turn's commits: `"{name} (Harvest)" <email>`.
     pub author: Author,
-    /// The agent that runs the turn, if another one may be running.
+    /// The agent that runs the turn, if another one may be running, or with another model.
     pub agent: Option<Box<AgentLaunch>>,
     /// The messages before it, oldest first, for an agent that does not remember them: see
     /// [`FaultCode::NeedsHistory`].

@@ -215,8 +215,10 @@ impl Driver {
                 return;
             }
         };
-        let shared = Arc::clone(&self.shared);
-        let spec = PassSpec::of_session(&self.record, &shared.sandboxes.agents);
+        self.set_upstream_of_turn().await;
+        let (shared, upstream) = (Arc::clone(&self.shared), self.upstream.subscribe());
+        let own = PassSpec::of_session(&self.record, &shared.sandboxes.agents);
+        let spec = PassSpec { upstream, ..own };
         let reports = self.report_sender.clone();
         self.spawn_attached(async move {
             let policy = Box::new(shared.repositories.pass(&repositories, spec).await);
@@ -224,6 +226,15 @@ impl Driver {
             let door = listener.map(|listener| (listener, policy));
             let _ = reports.send(TaskReport::DoorReady { epoch, door });
         });
+    }
+
+    /// The turn of an adopted sandbox may use another model service than its session.
+    async fn set_upstream_of_turn(&mut self) {
+        let Some(prompt) = self.state.turn().map(|turn| turn.prompt.clone()) else { return };
+        let Some(prompt) = self.prompt(&prompt).await else { return };
+        if let Ok(launch) = self.launch(true, Some(&prompt)) {
+            self.upstream.send_replace(launch.upstream);
+        }
     }
 
     pub(super) fn on_door_ready(

@@ -147,7 +147,7 @@ impl Driver {
 
     fn boot(&mut self, start: BootStart, resume: bool) {
         let session = &self.record.session;
-        let agent = match self.launch(resume) {
+        let agent = match self.launch(resume, None) {
             Ok(launch) => Some(launch),
             Err(unknown) => {
                 let (epoch, detail) = (self.state.epoch, unknown.to_string());
@@ -224,7 +224,7 @@ impl Driver {
     }
 
     /// A prompt that was just queued, or else as it is in the store.
-    async fn prompt(&mut self, prompt: &PromptId) -> Option<Prompt> {
+    pub(super) async fn prompt(&mut self, prompt: &PromptId) -> Option<Prompt> {
         match self.new_prompt.take_if(|new| new.id == *prompt) {
             Some(new) => Some(new),
             None => self.shared.store.prompt_get(self.id(), prompt).await.ok(),
@@ -233,8 +233,11 @@ impl Driver {
 
     async fn send(&mut self, prompt: PromptId, turn: TurnId, number: u32) {
         let Some(row) = self.prompt(&prompt).await else { return };
-        let agent = match self.launch(true) {
-            Ok(launch) => Some(Box::new(launch)),
+        let agent = match self.launch(true, Some(&row)) {
+            Ok(launch) => {
+                self.upstream.send_replace(launch.upstream.clone());
+                Some(Box::new(launch))
+            }
             Err(unknown) => {
                 let refused = Input::PromptRefused { prompt, detail: unknown.to_string() };
                 let _ = self.report_sender.send(refused.into());

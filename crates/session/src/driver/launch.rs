@@ -2,6 +2,7 @@
 
 use harvest_proto::{
     AgentName, ModelRef, UpstreamKind,
+    api::Prompt,
     bridge::{AgentLaunch, RestartPolicy},
 };
 
@@ -9,12 +10,19 @@ use super::Driver;
 use crate::{agents::UnknownAgent, timeouts::millis};
 
 impl Driver {
-    /// With `resume` the disk holds the agent's conversation.
-    pub(super) fn launch(&self, resume: bool) -> Result<AgentLaunch, UnknownAgent> {
+    /// With `resume` the disk holds the agent's conversation. A prompt may have a model and an
+    /// effort of its own.
+    pub(super) fn launch(
+        &self,
+        resume: bool,
+        prompt: Option<&Prompt>,
+    ) -> Result<AgentLaunch, UnknownAgent> {
         let session = &self.record.session;
+        let own = prompt.and_then(|prompt| prompt.model.as_ref());
+        let model = own.or(session.model.as_ref());
         let agents = &self.shared.sandboxes.agents;
-        let upstream = agents.upstream_of(&session.agent, session.model.as_ref())?;
-        let model = session.model.as_ref().and_then(|model| model_name(&session.agent, model));
+        let upstream = agents.upstream_of(&session.agent, model)?;
+        let model = model.and_then(|model| model_name(&session.agent, model));
         // A service that is no longer configured is refused at the door.
         let kind = self.shared.sandboxes.doors.upstream_kind(&upstream);
         let kind = kind.unwrap_or(UpstreamKind::Scripted);
@@ -24,6 +32,7 @@ impl Driver {
             conversation: self.record.conversation.clone(),
             resume,
             model,
+            effort: prompt.and_then(|prompt| prompt.effort).or(session.effort),
             protocol: session.agent.protocol(kind),
             upstream,
             questions: !self.record.no_questions,

@@ -24,7 +24,7 @@ use std::{
 
 use harvest_gateway::{DoorListener, ledger::DoorPolicy};
 use harvest_proto::{
-    PromptId, RepositoryName, SandboxId, SessionId, SnapshotId, TurnId,
+    PromptId, RepositoryName, SandboxId, SessionId, SnapshotId, TurnId, UpstreamName,
     api::{Evidence, Prompt, SessionState},
     bridge::BootStart,
 };
@@ -115,6 +115,8 @@ pub(crate) struct Driver {
     /// The wait before the next dial after a lost connection.
     redial_delay: Duration,
     door: Option<Box<dyn std::any::Any + Send>>,
+    /// The model service of the door, that of the last prompt.
+    upstream: watch::Sender<UpstreamName>,
     /// Tasks that are aborted when the driver disconnects from the sandbox.
     attached: Vec<AbortHandle>,
     /// A review runs; `true` when another one must follow it.
@@ -145,6 +147,10 @@ impl Driver {
         let (execs, rest) = (Arc::new(AtomicUsize::new(0)), Arc::<Rest>::default());
         let stored = stored_size(record.history_bytes, record.session.seq);
         let history = HistoryBudget::new(shared.retention.rules.history, stored);
+        let agents = &shared.sandboxes.agents;
+        // An agent that is no longer configured does not start; this reaches no service.
+        let upstream = agents.upstream_of(&record.session.agent, record.session.model.as_ref());
+        let upstream = upstream.unwrap_or_else(|_| UpstreamName::scripted());
         let driver = Box::new(Self {
             shared: Arc::clone(shared),
             stored_state: record.driver_state.clone(),
@@ -164,6 +170,7 @@ impl Driver {
             new_prompt: None,
             redial_delay: Duration::ZERO,
             door: None,
+            upstream: watch::channel(upstream).0,
             attached: Vec::new(),
             reviewing: None,
             freezer: None,
@@ -332,7 +339,12 @@ impl Driver {
         let PromptCommand { new, title, now, agent, mut writes, reply } = command;
         let untitled = self.record.session.title == UNTITLED;
         writes.extend(untitled.then(|| Write::Title(title.clone())));
-        writes.extend(agent.clone().map(Write::Agent));
+        let (model, effort) = (new.model.clone(), new.effort);
+        if let Some(agent) = &agent {
+            writes.push(Write::Agent(agent.clone()));
+            writes.extend(model.clone().map(Write::Model));
+            writes.extend(effort.map(Write::Effort));
+        }
         writes.push(Write::PromptInsert(Box::new(new.clone())));
         let input = Input::PromptQueued { prompt: new.id.clone(), now };
         let (decision, events) = match self.commit_once(input, writes).await {
@@ -343,7 +355,10 @@ impl Driver {
             self.record.session.title = title;
         }
         if let Some(agent) = agent {
-            self.record.session.agent = agent;
+            let session = &mut self.record.session;
+            session.agent = agent;
+            session.model = model.or(session.model.take());
+            session.effort = effort.or(session.effort);
         }
         let prompt = writes::stored_prompt(new, &decision, &events);
         let _ = reply.send(Ok(prompt.clone()));

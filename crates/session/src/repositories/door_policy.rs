@@ -7,6 +7,7 @@ use harvest_proto::{
     api::{AllowedName, NetworkRules, Repository},
 };
 use harvest_store::SessionRecord;
+use tokio::sync::watch;
 
 use super::Repositories;
 use crate::agents::Agents;
@@ -62,7 +63,7 @@ impl Repositories {
 pub(crate) struct PassSpec {
     pub(crate) session: SessionId,
     pub(crate) network: NetworkPolicy,
-    pub(crate) upstream: UpstreamName,
+    pub(crate) upstream: watch::Receiver<UpstreamName>,
     pub(crate) branch: Option<BranchName>,
 }
 
@@ -74,7 +75,7 @@ impl PassSpec {
             session: session.id.clone(),
             network: session.network,
             // An agent that is no longer configured does not start; this reaches no service.
-            upstream: upstream.unwrap_or_else(|_| UpstreamName::scripted()),
+            upstream: watch::channel(upstream.unwrap_or_else(|_| UpstreamName::scripted())).1,
             branch: Some(session.branch.clone()),
         }
     }

@@ -19,7 +19,7 @@ use harvest_proto::{
     bridge::BootStart,
 };
 use harvest_store::{Store, StoreError};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use crate::{
     check_slots::CheckSlot,
@@ -320,7 +320,7 @@ async fn build(
         // Not a real session: the observer gets the events of the door.
         session: SessionId::random(),
         network: BUILD_POLICY,
-        upstream: UpstreamName::scripted(),
+        upstream: watch::channel(UpstreamName::scripted()).1,
         branch: None,
     };
     let policy = repositories.pass(std::slice::from_ref(repository), order).await;

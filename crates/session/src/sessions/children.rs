@@ -90,6 +90,7 @@ fn request(record: SessionRecord, child: ChildSpec, key: String) -> CreateSessio
         prompt: Some(child.prompt),
         agent: Some(session.agent.clone()),
         model: session.model,
+        effort: session.effort,
         network: Some(session.network),
         no_questions: record.no_questions,
         key: Some(key),

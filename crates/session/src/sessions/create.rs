@@ -85,6 +85,7 @@ impl Sessions {
             checkouts,
             agent,
             model: create.model,
+            effort: create.effort,
             network: create.network.unwrap_or_default(),
             provider: self.shared.sandboxes.provider.name().to_owned(),
             author,

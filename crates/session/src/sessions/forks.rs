@@ -208,6 +208,7 @@ fn new_fork(
         checkouts: source.checkouts.iter().map(|one| fork_checkout(one, point)).collect(),
         agent: session.agent.clone(),
         model: session.model.clone(),
+        effort: session.effort,
         network: session.network,
         provider: session.provider.clone(),
         author: user.clone(),

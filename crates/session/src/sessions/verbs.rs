@@ -23,19 +23,25 @@ impl Sessions {
     /// the answer.
     ///
     /// # Errors
-    /// When the session is archived.
+    /// When the session is archived, or cannot use the agent or the model.
     pub async fn prompt(
         &self,
         session: &SessionId,
         create: CreatePrompt,
         user: Author,
     ) -> Result<Prompt, SessionError> {
-        if let Some(agent) = &create.agent {
+        if create.agent.is_some() || create.model.is_some() {
             let session = self.get(session).await?;
-            self.check_model_key(agent, session.model.as_ref()).await?;
-            self.check_other_agent(agent, &session).await?;
+            let agent = create.agent.as_ref().unwrap_or(&session.agent);
+            let model = create.model.as_ref().or(session.model.as_ref());
+            self.check_model_key(agent, model).await?;
+            if create.agent.is_some() {
+                self.check_other_agent(agent, &session).await?;
+            }
         }
-        let new = new_prompt(create.text, create.author.unwrap_or(user));
+        let (model, effort) = (create.model, create.effort);
+        let plain = new_prompt(create.text, create.author.unwrap_or(user));
+        let new = NewPrompt { model, effort, ..plain };
         let (title, now, agent) = (title(&new.text), create.now, create.agent);
         let writes = self.created_write(&new.id.to_string()).into_iter().collect();
         let handle = self.handle(session).await?;
@@ -232,7 +238,8 @@ fn save_unknown(detail: &str) -> SessionError {
 }
 
 pub(super) fn new_prompt(text: PromptText, author: Author) -> NewPrompt {
-    NewPrompt { id: PromptId::random(), text, author, at: now() }
+    let (model, effort) = (None, None);
+    NewPrompt { id: PromptId::random(), text, author, model, effort, at: now() }
 }
 
 /// The first line that is not blank, truncated.

@@ -39,7 +39,7 @@ async fn configured_agent_is_launched_by_its_command() {
         assert_eq!(program.command.get(1).map(String::as_str), argument);
         assert_eq!(program.env["URL"], model_url(&upstream));
         assert_eq!((launch.name, launch.upstream), (own(), upstream.clone()));
-        assert_eq!(harness.doors.0.lock().unwrap().last().unwrap().upstream, upstream);
+        assert_eq!(*harness.doors.0.lock().unwrap().last().unwrap().upstream.borrow(), upstream);
     }
 }
 
@@ -55,7 +55,7 @@ async fn unknown_agents_are_refused_with_known_ones() {
     assert!(hint.contains("`codex`, `own`") && hint.contains("`[agents.nope]`"), "{hint}");
     let id = harness.session(&sessions, Some("first")).await.id;
     let text = || "second".parse().unwrap();
-    let prompt = |agent| CreatePrompt { text: text(), now: false, author: None, agent };
+    let prompt = |agent| CreatePrompt { agent, ..CreatePrompt::new(text()) };
     let refused = sessions.prompt(&id, prompt(Some(unknown)), ada()).await.unwrap_err();
     assert_eq!(refused.code(), "no_agent");
     sessions.prompt(&id, prompt(Some(own())), ada()).await.unwrap();
@@ -83,9 +83,6 @@ async fn session_of_removed_agent_fails_with_its_key() {
     // Another agent continues it.
     let text = "fourth".parse().unwrap();
     let agent = Some(AgentName::Scripted);
-    sessions
-        .prompt(&id, CreatePrompt { text, now: false, author: None, agent }, ada())
-        .await
-        .unwrap();
+    sessions.prompt(&id, CreatePrompt { agent, ..CreatePrompt::new(text) }, ada()).await.unwrap();
     until_state(&sessions, &id, SessionState::Idle).await;
 }

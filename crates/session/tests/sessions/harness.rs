@@ -164,8 +164,7 @@ impl Harness {
 }
 
 pub(crate) async fn send(sessions: &Sessions, session: &SessionId, text: &str) -> PromptId {
-    let create =
-        CreatePrompt { text: text.parse().unwrap(), now: false, author: None, agent: None };
+    let create = CreatePrompt::new(text.parse().unwrap());
     sessions.prompt(session, create, ada()).await.unwrap().id
 }
 

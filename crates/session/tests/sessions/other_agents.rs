@@ -1,6 +1,6 @@
 //! Agents that do not remember the session, and agents that continue the work of another one.
 
-use harvest_proto::{AgentName, ModelRef, bridge::ModelProtocol};
+use harvest_proto::{AgentName, Effort, ModelRef, bridge::ModelProtocol};
 
 use super::*;
 
@@ -33,13 +33,44 @@ async fn prompt_can_change_the_sessions_agent() {
     until_state(&sessions, &id, SessionState::Idle).await;
     let with = |agent| {
         let text = "second".parse().unwrap();
-        CreatePrompt { text, now: false, author: None, agent: Some(agent) }
+        CreatePrompt { agent: Some(agent), ..CreatePrompt::new(text) }
     };
     sessions.prompt(&id, with(AgentName::Scripted), ada()).await.unwrap();
     assert_eq!(sessions.get(&id).await.unwrap().agent, AgentName::Scripted);
     harness.fake.remove_agent("codex");
     let refused = sessions.prompt(&id, with(AgentName::Codex), ada()).await.unwrap_err();
     assert_eq!(refused.code(), "agent_missing");
+}
+
+#[tokio::test]
+async fn prompt_model_stays_only_with_its_agent() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let id = harness.session(&sessions, Some("first")).await.id;
+    until_state(&sessions, &id, SessionState::Idle).await;
+    let with = |model: &str, agent| CreatePrompt {
+        agent,
+        model: Some(model.parse().unwrap()),
+        effort: Some(Effort::High),
+        ..CreatePrompt::new("next".parse().unwrap())
+    };
+    let refused = sessions.prompt(&id, with("nope/m", None), ada()).await.unwrap_err();
+    assert_eq!(refused.code(), "no_model_service");
+    let before = sessions.get(&id).await.unwrap();
+    let prompt = sessions.prompt(&id, with("scripted/m", None), ada()).await.unwrap();
+    let options = |of: &Prompt| (of.model.as_deref() == Some("scripted/m"), of.effort);
+    assert_eq!(options(&prompt), (true, Some(Effort::High)));
+    let stored = sessions.prompts(&id).await.unwrap();
+    assert_eq!(options(stored.last().unwrap()), (true, Some(Effort::High)));
+    let after = sessions.get(&id).await.unwrap();
+    assert_eq!((&after.model, after.effort), (&before.model, before.effort));
+    let agent = Some(AgentName::Scripted);
+    sessions.prompt(&id, with("scripted/other", agent), ada()).await.unwrap();
+    let after = sessions.get(&id).await.unwrap();
+    assert_eq!(
+        (after.model.as_deref(), after.effort),
+        (Some("scripted/other"), Some(Effort::High))
+    );
 }
 
 #[tokio::test]

@@ -110,8 +110,7 @@ async fn prompt_reply_is_the_stored_prompt() {
     until_state(&sessions, &id, SessionState::Idle).await;
     // The first is dispatched at once, the others are queued.
     for (text, position) in [("hold", None), ("a\0b", Some(1)), ("c", Some(2))] {
-        let create =
-            CreatePrompt { text: text.parse().unwrap(), now: false, author: None, agent: None };
+        let create = CreatePrompt::new(text.parse().unwrap());
         let reply = sessions.prompt(&id, create, ada()).await.unwrap();
         assert_eq!((reply.position, reply.turn.is_some()), (position, position.is_none()));
         assert_eq!(sessions.prompts(&id).await.unwrap().last(), Some(&reply));

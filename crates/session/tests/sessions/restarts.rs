@@ -124,8 +124,7 @@ async fn server_with_lost_lease_writes_nothing() {
     let id = harness.session(&old, Some("hold")).await.id;
     until(&old, &id, started).await;
     let new = harness.serve().await;
-    let create =
-        CreatePrompt { text: "late".parse().unwrap(), now: false, author: None, agent: None };
+    let create = CreatePrompt::new("late".parse().unwrap());
     assert!(matches!(old.prompt(&id, create, ada()).await, Err(SessionError::Stopped)));
     harness.fake.finish_turn(&sandbox(&new, &id).await);
     until_state(&new, &id, SessionState::Idle).await;

@@ -7,7 +7,7 @@ mod update;
 use std::collections::BTreeMap;
 
 use harvest_proto::{
-    AgentName, BranchName, ModelRef, NetworkPolicy, RepositoryName, SandboxId, SessionId,
+    AgentName, BranchName, Effort, ModelRef, NetworkPolicy, RepositoryName, SandboxId, SessionId,
     Timestamp,
     api::{Session, SessionRepository, SessionState},
     bridge::Author,
@@ -23,7 +23,8 @@ use crate::{
 pub use list::{SessionCursor, SessionFilter, SessionPage, SessionSummary};
 pub use update::DriverState;
 pub(crate) use update::{
-    add_usage, advance, set_agent, set_diff, set_driver_state, set_position, set_title,
+    add_usage, advance, set_agent, set_diff, set_driver_state, set_effort, set_model, set_position,
+    set_title,
 };
 
 #[derive(Debug, Clone, PartialEq)]
@@ -35,6 +36,7 @@ pub struct NewSession {
     pub branch: BranchName,
     pub agent: AgentName,
     pub model: Option<ModelRef>,
+    pub effort: Option<Effort>,
     pub network: NetworkPolicy,
     /// The name of the provider that runs its sandbox.
     pub provider: String,
@@ -78,7 +80,7 @@ impl SessionRecord {
 
 // The diff is left out: it may be a megabyte, and lists do not show it.
 const SELECT: &str = "SELECT s.id, s.title, s.state, s.reason, s.position, s.repository, s.branch, s.agent, s.model, \
-     s.network, s.provider, s.author_name, s.author_email, s.conversation, s.sandbox, s.epoch, s.snapshot, s.forked_from, \
+     s.effort, s.network, s.provider, s.author_name, s.author_email, s.conversation, s.sandbox, s.epoch, s.snapshot, s.forked_from, \
      s.forked_turn, s.key, s.env, s.no_questions, s.driver_state, s.input_tokens, s.output_tokens, \
      s.cache_read_tokens, s.cache_write_tokens, s.next_seq, s.history_bytes, s.created_at, s.last_activity, \
      (SELECT COUNT(*) FROM turns t WHERE t.session = s.id) AS turns, \
@@ -145,9 +147,9 @@ pub(crate) async fn insert(
     sqlx::query(
         "INSERT INTO sessions (id, title, state, reason, repository, branch, agent, model, network,
          author_name, author_email, conversation, forked_from, forked_turn, key, env, provider,
-         no_questions, driver_state, created_at, last_activity)
+         no_questions, effort, driver_state, created_at, last_activity)
          VALUES ($1, $2, $3, 'created', $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17,
-         '', $18, $18)",
+         $18, '', $19, $19)",
     )
     .bind(new.id.to_string())
     .bind(replace_nul(new.title))
@@ -166,6 +168,7 @@ pub(crate) async fn insert(
     .bind(to_json(&new.env))
     .bind(new.provider)
     .bind(i64::from(new.no_questions))
+    .bind(new.effort.map(Effort::as_str))
     .bind(new.at.as_millis())
     .execute(&mut *connection)
     .await
@@ -192,6 +195,7 @@ fn read(row: &DbRow) -> Result<SessionRecord, StoreError> {
         branch: row::parsed(row, "branch")?,
         agent: row::parsed(row, "agent")?,
         model: row::parsed_optional(row, "model")?,
+        effort: row::parsed_optional(row, "effort")?,
         network: row::parsed(row, "network")?,
         provider: row::text(row, "provider")?,
         author: row::author(row)?,

@@ -1,7 +1,8 @@
 //! Updates of a session's row and of its diff, as part of a commit.
 
 use harvest_proto::{
-    AgentName, SandboxId, SnapshotId, StateReason, Timestamp, api::SessionState, event::Usage,
+    AgentName, Effort, ModelRef, SandboxId, SnapshotId, StateReason, Timestamp, api::SessionState,
+    event::Usage,
 };
 
 use crate::{
@@ -90,6 +91,14 @@ pub(crate) async fn set_title(target: &mut Target<'_>, title: String) -> Result<
 
 pub(crate) async fn set_agent(target: &mut Target<'_>, agent: AgentName) -> Result<(), StoreError> {
     set_text(target, "UPDATE sessions SET agent = $2 WHERE id = $1", agent.to_string()).await
+}
+
+pub(crate) async fn set_model(target: &mut Target<'_>, model: ModelRef) -> Result<(), StoreError> {
+    set_text(target, "UPDATE sessions SET model = $2 WHERE id = $1", model.into()).await
+}
+
+pub(crate) async fn set_effort(target: &mut Target<'_>, effort: Effort) -> Result<(), StoreError> {
+    set_text(target, "UPDATE sessions SET effort = $2 WHERE id = $1", effort.to_string()).await
 }
 
 // Not a column of `sessions`: that row is rewritten with every event, and a diff may be long.

@@ -195,6 +195,7 @@ pub(crate) fn new_session() -> NewSession {
         branch: "b".parse().unwrap(),
         agent: AgentName::Claude,
         model: None,
+        effort: None,
         network: NetworkPolicy::Trusted,
         author: author(),
         provider: "local".into(),
@@ -221,6 +222,8 @@ pub(crate) fn prompt(id: &PromptId) -> Write {
         id: id.clone(),
         text: "do".parse().unwrap(),
         author: author(),
+        model: None,
+        effort: None,
         at: NOW,
     }))
 }

@@ -36,6 +36,10 @@ pub(crate) trait Agent {
     /// The first line to send, for agents that do not report [`Signal::Ready`] by themselves.
     fn init_line(&mut self) -> Option<String>;
 
+    /// Makes the running agent use another model or effort of the same model service. `None` if it
+    /// has to be started again for that.
+    fn set_model(&mut self, launch: &AgentLaunch) -> Option<Vec<Signal>>;
+
     /// The line that starts a prompt, which ends with [`Signal::Done`].
     fn prompt(&mut self, request: &TurnRequest) -> String;
 

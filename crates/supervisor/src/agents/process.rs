@@ -225,6 +225,13 @@ impl AgentProcess {
         })
     }
 
+    /// Uses another model or effort of the same model service. `None` if the agent has to be
+    /// started again for that.
+    pub(crate) fn set_model(&mut self, launch: &AgentLaunch) -> Option<Vec<Signal>> {
+        let signals = self.agent.set_model(launch)?;
+        Some(self.send_replies(signals))
+    }
+
     /// Sends a prompt.
     pub(crate) fn prompt(&mut self, request: &TurnRequest) {
         self.last_activity = Instant::now();

@@ -56,6 +56,13 @@ impl Failing {
     }
 }
 
+// What the turn wants of its agent, if it differs from the agent that runs.
+fn other_launch(running: &AgentLaunch, request: &TurnRequest) -> Option<AgentLaunch> {
+    let wanted = request.agent.as_deref()?;
+    let wanted = AgentLaunch { resume: running.resume, ..wanted.clone() };
+    (wanted != *running).then_some(wanted)
+}
+
 /// What a turn has come to so far.
 #[derive(Default)]
 struct Progress {
@@ -120,14 +127,16 @@ impl Driver {
         let mut running = Some(agent);
         loop {
             running = match (running, self.waiting.take()) {
-                (Some(agent), Some(turn)) => match self.other_agent(&turn) {
-                    None => self.run_turn(agent, turn).await,
-                    Some(launch) => {
-                        self.waiting = Some(turn);
-                        self.replace(agent, launch).await;
-                        None
+                (Some(mut agent), Some(turn)) => {
+                    match other_launch(&self.context.launch, &turn.request) {
+                        Some(launch) if !self.adopt(&mut agent, &turn, &launch) => {
+                            self.waiting = Some(turn);
+                            self.replace(agent, launch).await;
+                            None
+                        }
+                        _ => self.run_turn(agent, turn).await,
                     }
-                },
+                }
                 (Some(agent), None) => self.idle(agent).await,
                 (None, waiting) => {
                     self.waiting = waiting;
@@ -142,20 +151,29 @@ impl Driver {
         }
     }
 
-    // The agent that the turn wants, if it is not the one that runs.
-    fn other_agent(&self, turn: &ActiveTurn) -> Option<AgentLaunch> {
-        let wanted = turn.request.agent.as_deref()?;
-        (wanted.name != self.context.launch.name).then(|| wanted.clone())
+    // Whether the running agent can do the turn as it is wanted.
+    fn adopt(&mut self, agent: &mut AgentProcess, turn: &ActiveTurn, wanted: &AgentLaunch) -> bool {
+        let running = &self.context.launch;
+        let same_program = wanted.name == running.name && wanted.program == running.program;
+        if !same_program || wanted.upstream != running.upstream {
+            return false;
+        }
+        if (&wanted.model, wanted.effort) != (&running.model, running.effort) {
+            let Some(signals) = agent.set_model(wanted) else { return false };
+            self.publish(Some(&turn.request.turn), signals);
+        }
+        self.context.launch = wanted.clone();
+        true
     }
 
-    // Ends the agent; the next start is that of another one.
+    // Ends the agent; the next start is that of another one, or with another model.
     async fn replace(&mut self, agent: AgentProcess, launch: AgentLaunch) {
         agent.close(CLOSE_TIMEOUT).await;
         self.context.sandbox.agent_group.kill_all(KILL_GROUP_TIMEOUT).await;
+        self.missed_turns |= launch.name != self.context.launch.name;
         self.turns.agent.replace(Some(launch.name.clone()));
         self.context.launch = launch;
         self.crashes = 0;
-        self.missed_turns = true;
     }
 
     // `None` when the agent has exited.

@@ -179,6 +179,7 @@ impl Sandbox {
                 clone_missing: false,
             }],
             agent: Some(AgentLaunch {
+                effort: None,
                 name: AgentName::Claude,
                 program: None,
                 conversation: "0b5a7e0e-1111-4111-8111-111111111111".into(),

@@ -32,6 +32,7 @@ mod names_and_addresses;
 mod network;
 mod opencode;
 mod opencode_server;
+mod prompt_options;
 mod prompt_to_pull_request;
 mod quickstart;
 mod readme;

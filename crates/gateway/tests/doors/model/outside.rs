@@ -11,7 +11,8 @@ async fn model_service_reaches_nothing_for_network_none() {
     };
     let config = at(&anthropic_url);
     let network = harvest_gateway::ledger::ResolvedPolicy::None;
-    let policy = crate::DoorPolicy { upstream: UpstreamName::anthropic(), network, ..policy(&[]) };
+    let upstream = tokio::sync::watch::channel(UpstreamName::anthropic()).1;
+    let policy = crate::DoorPolicy { upstream, network, ..policy(&[]) };
     let agent = Agent::with_policy(ledger, config, policy).await;
     let image =
         json!({"type": "image", "source": {"type": "url", "url": "https://evil.example/?x"}});

@@ -2,7 +2,7 @@
 //!
 //! A turn ends when its prompt is answered *and* no tool call is open.
 
-use harvest_proto::{EventBody, event::ToolKind};
+use harvest_proto::{Effort, EventBody, event::ToolKind};
 use serde_json::{Value, json};
 
 use super::{Acp, Purpose};
@@ -78,6 +78,14 @@ impl Acp {
             }
             (Purpose::Initialize | Purpose::New, Err(error)) => {
                 vec![Signal::Unrecoverable(error.message)]
+            }
+            (Purpose::SetEffort, Ok(_)) => Vec::new(),
+            (Purpose::SetEffort, Err(error)) => vec![ignored("effort", &error.message)],
+            (Purpose::SetModel, result) => {
+                let mut signals = std::mem::take(&mut self.unreported);
+                let refused = result.err().map(|error| ignored("model", &error.message));
+                signals.splice(0..0, refused);
+                signals
             }
             (Purpose::Prompt, Err(error)) => {
                 let mut signals = self.tools.end_all(false);
@@ -211,6 +219,22 @@ fn output(content: &Value) -> String {
         kind => format!("[{kind}]"),
     });
     parts.collect::<Vec<_>>().join("\n")
+}
+
+/// The id of the option by which a conversation takes this effort.
+pub(super) fn effort_option(opened: &Value, effort: Effort) -> Option<String> {
+    let offers = |option: &&Value| {
+        let values = option["options"].as_array().map_or(&[][..], Vec::as_slice);
+        text(option, "category") == "thought_level"
+            && values.iter().any(|value| text(value, "value") == effort.as_str())
+    };
+    let option = opened["configOptions"].as_array()?.iter().find(offers)?;
+    Some(text(option, "id").to_owned())
+}
+
+pub(super) fn ignored(what: &str, why: &str) -> Signal {
+    let message = format!("the {what} is ignored: {why}");
+    Signal::Event(EventBody::Warning { message })
 }
 
 /// The model that a conversation uses.

@@ -308,3 +308,45 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn effort_is_set_by_an_option_or_ignored() {
+    let opened = |levels: &[&str]| {
+        let levels: Vec<Value> = levels.iter().map(|level| json!({"value": level})).collect();
+        let option = json!({"id": "think", "category": "thought_level", "options": levels});
+        let result = json!({"sessionId": SESSION, "configOptions": [option]});
+        json!({"jsonrpc": "2.0", "id": 2, "result": result}).to_string()
+    };
+    let ready = |levels: &[&str]| {
+        let mut acp = Acp { effort: Some(Effort::High), ..Acp::default() };
+        acp.init_line();
+        lines(&mut acp, &[INITIALIZED.into()]);
+        lines(&mut acp, &[opened(levels)])
+    };
+    let set = sent(&ready(&["low", "high"])).remove(0);
+    assert_eq!(set["method"], "session/set_config_option");
+    assert_eq!(
+        (&set["params"]["configId"], &set["params"]["value"]),
+        (&json!("think"), &json!("high"))
+    );
+    let ignored = ready(&["default"]);
+    assert!(sent(&ignored).is_empty());
+    assert!(
+        ignored.contains(&super::ignored("effort", "the agent offers no such option")),
+        "{ignored:?}"
+    );
+}
+
+#[test]
+fn resumed_conversation_gets_the_wanted_model() {
+    let mut acp = Acp { model: Some("harvest/other".into()), ..Acp::default() };
+    acp.init_line();
+    lines(&mut acp, &[INITIALIZED.into()]);
+    let set = sent(&lines(&mut acp, &[OPENED.into()])).remove(0);
+    assert_eq!(
+        (&set["params"]["configId"], &set["params"]["value"]),
+        (&json!("model"), &json!("harvest/other"))
+    );
+    let ready = lines(&mut acp, &[r#"{"jsonrpc":"2.0","id":3,"result":{}}"#.into()]);
+    assert_eq!(ready.last(), Some(&Signal::Ready { is_new: true }));
+}

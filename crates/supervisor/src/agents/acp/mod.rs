@@ -13,8 +13,8 @@ mod opencode;
 use std::collections::BTreeMap;
 
 use harvest_proto::{
-    EventBody,
-    bridge::{AgentProgram, TurnRequest},
+    Effort, EventBody,
+    bridge::{AgentLaunch, AgentProgram, TurnRequest},
     door::MCP_NAME,
 };
 use serde_json::{Value, json};
@@ -40,6 +40,12 @@ pub(crate) struct Acp {
     remote_servers: RemoteServers,
     /// What a configured agent is given with `session/new`; the others find it in their files.
     configured: Option<Configured>,
+    /// The model that OpenCode's conversation is to use: it remembers that of its last prompt.
+    model: Option<String>,
+    /// What is reported once the model is set.
+    unreported: Vec<Signal>,
+    /// The effort to set by an option; OpenCode has it in its configuration.
+    effort: Option<Effort>,
     /// Whether the agent replays a conversation; none of it is new.
     replaying: bool,
     tools: ToolCalls,
@@ -65,6 +71,8 @@ enum Purpose {
     /// Continue the saved conversation.
     Resume,
     New,
+    SetModel,
+    SetEffort,
     Prompt,
 }
 
@@ -75,10 +83,14 @@ impl Agent for Acp {
         match &start.launch.program {
             Some(AgentProgram { command, env }) => {
                 self.configured = Some(Configured { env: start.env.clone(), rules: None });
+                self.effort = start.launch.effort;
                 let env = env.iter().map(|(name, value)| (name.clone(), value.clone()));
                 Invocation { argv: command.clone(), env: env.collect(), warning: None }
             }
-            None => opencode::invocation(start),
+            None => {
+                self.model = Some(opencode::model(start.launch));
+                opencode::invocation(start)
+            }
         }
     }
 
@@ -90,6 +102,11 @@ impl Agent for Acp {
             "clientInfo": {"name": "harvest", "version": env!("CARGO_PKG_VERSION")},
         });
         Some(self.requests.request(Purpose::Initialize, "initialize", &params))
+    }
+
+    /// The model and the effort are set when the agent starts.
+    fn set_model(&mut self, _launch: &AgentLaunch) -> Option<Vec<Signal>> {
+        None
     }
 
     fn prompt(&mut self, request: &TurnRequest) -> String {
@@ -176,13 +193,31 @@ impl Acp {
         }
         let ready = EventBody::AgentReady {
             version: self.version.clone(),
-            model: map::model(result),
+            model: self.model.clone().or_else(|| map::model(result)),
             mcp: Vec::new(),
         };
-        vec![
-            Signal::Conversation(session.to_owned()),
-            Signal::Event(ready),
-            Signal::Ready { is_new },
-        ]
+        let mut signals = vec![Signal::Conversation(session.to_owned()), Signal::Event(ready)];
+        signals.extend(self.effort.map(|effort| self.set_effort(effort, result)));
+        signals.push(Signal::Ready { is_new });
+        let current = map::model(result);
+        match self.model.clone() {
+            Some(model) if current.is_some_and(|current| current != model) => {
+                self.unreported = signals;
+                vec![self.set_option(Purpose::SetModel, "model", &model)]
+            }
+            _ => signals,
+        }
+    }
+
+    fn set_option(&mut self, purpose: Purpose, option: &str, value: &str) -> Signal {
+        let params = json!({"sessionId": self.session, "configId": option, "value": value});
+        Signal::Send(self.requests.request(purpose, "session/set_config_option", &params))
+    }
+
+    fn set_effort(&mut self, effort: Effort, result: &Value) -> Signal {
+        match map::effort_option(result, effort) {
+            Some(option) => self.set_option(Purpose::SetEffort, &option, effort.as_str()),
+            None => map::ignored("effort", "the agent offers no such option"),
+        }
     }
 }

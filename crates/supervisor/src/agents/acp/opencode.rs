@@ -52,13 +52,24 @@ fn port(is_free: bool) -> (u16, Option<String>) {
     (0, Some(warning))
 }
 
+/// The id of the model in the configuration.
+pub(super) fn model(launch: &AgentLaunch) -> String {
+    format!("harvest/{}", launch.model.as_deref().unwrap_or(DEFAULT_MODEL))
+}
+
 pub(crate) fn config(launch: &AgentLaunch) -> Value {
     let name = launch.model.as_deref().unwrap_or(DEFAULT_MODEL);
-    let model = format!("harvest/{name}");
+    let model = model(launch);
     let package = match launch.protocol {
         ModelProtocol::Messages => "@ai-sdk/anthropic",
         ModelProtocol::Responses => "@ai-sdk/openai",
         ModelProtocol::Chat => "@ai-sdk/openai-compatible",
+    };
+    // The names of the packages' own options.
+    let options = match (launch.effort, launch.protocol) {
+        (None, _) => json!({}),
+        (Some(effort), ModelProtocol::Messages) => json!({"effort": effort}),
+        (Some(effort), _) => json!({"reasoningEffort": effort}),
     };
     let question = if launch.questions { "allow" } else { "deny" };
     json!({
@@ -82,14 +93,17 @@ pub(crate) fn config(launch: &AgentLaunch) -> Value {
             "name": "Harvest",
             "npm": package,
             "options": {"baseURL": format!("{}/v1", model_url(&launch.upstream)), "apiKey": KEY},
-            "models": {name: {"limit": {"context": 200_000, "output": 32_000}}},
+            "models": {name: {
+                "limit": {"context": 200_000, "output": 32_000},
+                "options": options,
+            }},
         }},
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use harvest_proto::{AgentName, bridge::RestartPolicy, door::MODEL_NAME};
+    use harvest_proto::{AgentName, Effort, bridge::RestartPolicy, door::MODEL_NAME};
 
     use super::*;
 
@@ -100,6 +114,7 @@ mod tests {
             conversation: "c".into(),
             resume: false,
             model: Some("m/1".into()),
+            effort: None,
             upstream: "my-own".parse().unwrap(),
             protocol,
             questions,
@@ -122,6 +137,17 @@ mod tests {
     fn used_port_is_replaced_with_a_warning() {
         assert_eq!(port(true), (4096, None));
         assert!(matches!(port(false), (0, Some(warning)) if warning.contains("4096")));
+    }
+
+    #[test]
+    fn effort_is_an_option_of_the_model() {
+        let options = |protocol| {
+            let launch = AgentLaunch { effort: Some(Effort::Low), ..launch(protocol, true) };
+            config(&launch)["provider"]["harvest"]["models"]["m/1"]["options"].clone()
+        };
+        assert_eq!(options(ModelProtocol::Messages), json!({"effort": "low"}));
+        assert_eq!(options(ModelProtocol::Responses), json!({"reasoningEffort": "low"}));
+        assert_eq!(options(ModelProtocol::Chat), json!({"reasoningEffort": "low"}));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use harvest_proto::{
 };
 use serde_json::{Map, Value};
 
-use super::{INITIALIZE, allow, deny, not_supported, uuid};
+use super::{INITIALIZE, SET_EFFORT, allow, deny, not_supported, uuid};
 use crate::{
     agents::{
         NO_ANSWER, Signal, TOO_LONG, closed_unanswered, dropped_line, key_rejected, may_ask, plan,
@@ -25,6 +25,8 @@ use crate::{
 pub(crate) struct Claude {
     command: Option<String>,
     pub(super) resumes: bool,
+    /// The model of the command line.
+    pub(super) model: Option<String>,
     started: bool,
     result: Option<Result<(), String>>,
     /// Whether the prompt has caused text.
@@ -71,7 +73,7 @@ impl Claude {
             "command_lifecycle" => self.lifecycle(&message),
             "control_request" => self.requested(&message),
             "control_cancel_request" => self.cancelled(&message),
-            "control_response" => self.ready(&message),
+            "control_response" => self.responded(&message["response"]),
             "keep_alive" | "rate_limit_event" | "tool_progress" | "auth_status"
             | "tool_use_summary" => Vec::new(),
             _ => self.unknown.record(line),
@@ -136,11 +138,17 @@ impl Claude {
         vec![Signal::Event(ready)]
     }
 
-    fn ready(&self, message: &Value) -> Vec<Signal> {
-        let response = &message["response"];
-        let ready =
-            text(response, "request_id") == INITIALIZE && text(response, "subtype") == "success";
-        if ready { vec![Signal::Ready { is_new: !self.resumes }] } else { Vec::new() }
+    fn responded(&self, response: &Value) -> Vec<Signal> {
+        let succeeded = text(response, "subtype") == "success";
+        match (text(response, "request_id"), succeeded) {
+            (INITIALIZE, true) => vec![Signal::Ready { is_new: !self.resumes }],
+            (SET_EFFORT, false) => {
+                let why = truncate::text(text(response, "error"), MAX_RAW_BYTES);
+                let message = format!("Claude Code refuses the effort of this prompt: {why}");
+                vec![Signal::Event(EventBody::Warning { message })]
+            }
+            _ => Vec::new(),
+        }
     }
 
     // The output of a command such as `/context` is not streamed; the result is all there is.

@@ -19,6 +19,9 @@ use crate::app;
 /// The id of the request whose response means that the agent is ready.
 const INITIALIZE: &str = "initialize";
 
+/// The id of the request that changes the effort.
+const SET_EFFORT: &str = "set_effort";
+
 /// Additional variables. The key is a placeholder: the gateway holds the real one.
 const ENV: [(&str, &str); 9] = [
     ("ANTHROPIC_API_KEY", "held-by-the-gateway"),
@@ -39,6 +42,7 @@ const ENV: [(&str, &str); 9] = [
 impl Agent for Claude {
     fn invocation(&mut self, start: &AgentStart<'_>) -> Invocation {
         self.resumes = start.resume;
+        self.model.clone_from(&start.launch.model);
         // Only sandboxes have the file.
         let mcp = Path::new(app::MCP_CONFIG).exists();
         let argv = argv(start.launch, start.cwd, start.resume, mcp);
@@ -46,7 +50,18 @@ impl Agent for Claude {
     }
 
     fn init_line(&mut self) -> Option<String> {
-        Some(control_request(INITIALIZE, "initialize"))
+        Some(control_request(INITIALIZE, &json!({"subtype": "initialize"})))
+    }
+
+    /// Its own request for another model first asks the service for that model, and keeps the old
+    /// one if that fails; the command line takes any.
+    fn set_model(&mut self, launch: &AgentLaunch) -> Option<Vec<Signal>> {
+        if launch.model != self.model {
+            return None;
+        }
+        let settings = json!({"effortLevel": launch.effort});
+        let request = json!({"subtype": "apply_flag_settings", "settings": settings});
+        Some(vec![Signal::Send(control_request(SET_EFFORT, &request))])
     }
 
     /// Claude Code runs a line with the same `uuid` once, also after a resume.
@@ -61,7 +76,7 @@ impl Agent for Claude {
     }
 
     fn cancel(&mut self) -> Option<String> {
-        Some(control_request("interrupt", "interrupt"))
+        Some(control_request("interrupt", &json!({"subtype": "interrupt"})))
     }
 
     fn answer(&mut self, request: &str, answer: &str) -> Vec<Signal> {
@@ -116,15 +131,17 @@ fn argv(launch: &AgentLaunch, cwd: &str, resume: bool, mcp: bool) -> Vec<String>
     if let Some(model) = &launch.model {
         argv.extend(["--model".to_owned(), model.clone()]);
     }
+    if let Some(effort) = launch.effort {
+        argv.extend(["--effort".to_owned(), effort.to_string()]);
+    }
     if !launch.questions {
         argv.extend(["--disallowedTools", "AskUserQuestion"].map(str::to_owned));
     }
     argv
 }
 
-fn control_request(id: &str, subtype: &str) -> String {
-    json!({"type": "control_request", "request_id": id, "request": {"subtype": subtype}})
-        .to_string()
+fn control_request(id: &str, request: &Value) -> String {
+    json!({"type": "control_request", "request_id": id, "request": request}).to_string()
 }
 
 /// Allows a tool call.
@@ -167,7 +184,7 @@ fn uuid(id: &PromptId) -> String {
 
 #[cfg(test)]
 mod tests {
-    use harvest_proto::door::MODEL_NAME;
+    use harvest_proto::{Effort, door::MODEL_NAME};
 
     use super::*;
 
@@ -178,6 +195,7 @@ mod tests {
             conversation: "c0ffee".into(),
             resume: false,
             model: Some("opus".into()),
+            effort: None,
             upstream: "my-own".parse().unwrap(),
             protocol: harvest_proto::bridge::ModelProtocol::Messages,
             questions: true,
@@ -205,6 +223,24 @@ mod tests {
         assert!(
             argv(&launch, "/workspace/shop", true, false).join(" ").contains("--resume c0ffee")
         );
+    }
+
+    #[test]
+    fn effort_changes_without_a_restart() {
+        let high = AgentLaunch { effort: Some(Effort::High), ..launch() };
+        let first = argv(&high, "/workspace/shop", false, false).join(" ");
+        assert!(first.contains("--model opus --effort high"), "{first}");
+        let (mut claude, own) = (Claude::default(), launch());
+        let start = AgentStart { launch: &own, cwd: "/", resume: false, conversation: None };
+        claude.invocation(&start);
+        let mut level = |launch: &AgentLaunch| {
+            let [Signal::Send(line)] = &claude.set_model(launch)?[..] else { return None };
+            let line: Value = serde_json::from_str(line).unwrap();
+            Some(line["request"]["settings"]["effortLevel"].clone())
+        };
+        assert_eq!(level(&high), Some("high".into()));
+        assert_eq!(level(&launch()), Some(Value::Null));
+        assert_eq!(level(&AgentLaunch { model: None, ..launch() }), None);
     }
 
     #[test]

@@ -90,6 +90,10 @@ impl Codex {
     fn responded(&mut self, purpose: Purpose, result: Result<Value, RpcError>) -> Vec<Signal> {
         match (purpose, result) {
             (Purpose::Initialize, Ok(result)) => self.initialized(&result),
+            (Purpose::ModelList, Ok(result)) => {
+                self.models.learn_defaults(&result);
+                Vec::new()
+            }
             (Purpose::New, Ok(result)) => self.opened(&result, true),
             (Purpose::Resume, Ok(result)) => self.opened(&result, false),
             (Purpose::Resume, Err(_)) => vec![Signal::Send(self.new_thread())],
@@ -101,8 +105,9 @@ impl Codex {
                 self.turn = TurnState::Idle;
                 vec![Signal::Done(Err(error.message))]
             }
-            // The turn has ended meanwhile.
-            (Purpose::Prompt | Purpose::Interrupt, _) => Vec::new(),
+            // The turn has ended meanwhile; and without a list of models, a prompt keeps the model
+            // of the one before it.
+            (Purpose::Prompt | Purpose::Interrupt | Purpose::ModelList, _) => Vec::new(),
         }
     }
 
@@ -113,9 +118,7 @@ impl Codex {
             return vec![Signal::Unrecoverable(reason)];
         }
         thread.clone_into(&mut self.thread);
-        if let Some(model) = result["model"].as_str() {
-            self.model = Some(model.to_owned());
-        }
+        self.models.opened(result);
         vec![Signal::Conversation(thread.to_owned()), self.ready_event(), Signal::Ready { is_new }]
     }
 

@@ -12,7 +12,7 @@ use crate::agents::Agent;
 const INITIALIZED: &str = r#"{"id":1,"result":{"userAgent":"harvest/0.166.0 (Debian 12.0.0; x86_64) unknown (harvest; 0)","codexHome":"/home/harvest/.codex"}}"#;
 const OPENED: &str =
     r#"{"id":2,"result":{"thread":{"id":"01a1","status":{"type":"idle"}},"model":"fake-model"}}"#;
-const TURN: &str = r#"{"id":3,"result":{"turn":{"id":"t1","items":[],"status":"inProgress"}}}"#;
+const TURN: &str = r#"{"id":4,"result":{"turn":{"id":"t1","items":[],"status":"inProgress"}}}"#;
 
 fn lines(codex: &mut Codex, lines: &[String]) -> Vec<Signal> {
     lines.iter().flat_map(|line| codex.parse_line(line.as_bytes())).collect()
@@ -69,10 +69,10 @@ fn new_conversation_is_kept_and_reported() {
     codex.init_line();
     let sent = sent(&lines(&mut codex, &[INITIALIZED.into()]));
     assert_eq!(
-        (&sent[0]["method"], &sent[1]["method"]),
-        (&json!("initialized"), &json!("thread/start"))
+        sent.iter().map(|line| &line["method"]).collect::<Vec<_>>(),
+        ["initialized", "model/list", "thread/start"]
     );
-    assert_eq!(sent[1]["params"]["sandbox"], "danger-full-access");
+    assert_eq!(sent[2]["params"]["sandbox"], "danger-full-access");
     let ready = EventBody::AgentReady {
         version: Some("0.166.0".into()),
         model: Some("fake-model".into()),
@@ -88,7 +88,7 @@ fn new_conversation_is_kept_and_reported() {
 fn missing_conversation_begins_anew() {
     let mut codex = Codex { saved: Some("01a0".into()), ..Codex::default() };
     codex.init_line();
-    let resumed = sent(&lines(&mut codex, &[INITIALIZED.into()])).remove(1);
+    let resumed = sent(&lines(&mut codex, &[INITIALIZED.into()])).remove(2);
     assert_eq!(resumed["method"], "thread/resume");
     assert_eq!(resumed["params"]["threadId"], "01a0");
     let failed =

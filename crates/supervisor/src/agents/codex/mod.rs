@@ -7,6 +7,7 @@
 //! ```
 
 mod map;
+mod models;
 mod questions;
 
 use harvest_proto::{
@@ -17,7 +18,7 @@ use harvest_proto::{
 };
 use serde_json::{Value, json};
 
-use self::questions::Questions;
+use self::{models::Models, questions::Questions};
 use super::{
     Agent, AgentStart, Invocation, Signal, owned, rpc, rpc::OpenRequests, tool_calls::ToolCalls,
     unknown_lines::UnknownLines,
@@ -72,7 +73,7 @@ pub(crate) struct Codex {
     /// Whether the turn is to be interrupted as soon as it has an id.
     cancelled: bool,
     version: Option<String>,
-    model: Option<String>,
+    models: Models,
     mcp: Vec<McpServer>,
     tools: ToolCalls,
     questions: Questions,
@@ -92,6 +93,7 @@ enum TurnState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Purpose {
     Initialize,
+    ModelList,
     /// Continue the saved conversation.
     Resume,
     New,
@@ -103,7 +105,7 @@ impl Agent for Codex {
     fn invocation(&mut self, start: &AgentStart<'_>) -> Invocation {
         start.cwd.clone_into(&mut self.cwd);
         self.saved.clone_from(&start.conversation);
-        self.model.clone_from(&start.launch.model);
+        self.models.want(start.launch);
         Invocation { argv: argv(start.launch), env: owned(&ENV), warning: None }
     }
 
@@ -114,13 +116,21 @@ impl Agent for Codex {
         Some(self.requests.request(Purpose::Initialize, "initialize", &params))
     }
 
+    fn set_model(&mut self, launch: &AgentLaunch) -> Option<Vec<Signal>> {
+        self.models.want(launch);
+        Some(Vec::new())
+    }
+
     fn prompt(&mut self, request: &TurnRequest) -> String {
         self.cancelled = false;
         self.turn = TurnState::Starting;
         self.tools.clear();
         self.unknown.reset();
         let input = json!([{"type": "text", "text": request.text}]);
-        let params = json!({"threadId": self.thread, "input": input});
+        let mut params = json!({"threadId": self.thread, "input": input});
+        for (field, value) in self.models.changes() {
+            params[field] = value.into();
+        }
         self.requests.request(Purpose::Prompt, "turn/start", &params)
     }
 
@@ -169,7 +179,9 @@ impl Codex {
             None => self.new_thread(),
         };
         let initialized = rpc::notification("initialized", &json!({}));
-        vec![Signal::Send(initialized), Signal::Send(open)]
+        let models = self.requests.request(Purpose::ModelList, "model/list", &json!({}));
+        // The list is short and comes first: the first prompt may need it.
+        vec![Signal::Send(initialized), Signal::Send(models), Signal::Send(open)]
     }
 
     fn new_thread(&mut self) -> String {
@@ -189,7 +201,7 @@ impl Codex {
     fn ready_event(&self) -> Signal {
         Signal::Event(EventBody::AgentReady {
             version: self.version.clone(),
-            model: self.model.clone(),
+            model: self.models.current().map(str::to_owned),
             mcp: self.mcp.clone(),
         })
     }
@@ -227,6 +239,7 @@ mod tests {
             conversation: "c".into(),
             resume: false,
             model: Some("gpt \"5\"".into()),
+            effort: None,
             upstream: "my-own".parse().unwrap(),
             protocol: ModelProtocol::Responses,
             questions: true,

@@ -13,7 +13,11 @@ mod wire;
 
 use std::collections::BTreeMap;
 
-use harvest_proto::{EventBody, bridge::TurnRequest, event::ToolKind};
+use harvest_proto::{
+    EventBody,
+    bridge::{AgentLaunch, TurnRequest},
+    event::ToolKind,
+};
 
 use self::wire::{FromProgram, ToProgram};
 use super::{
@@ -42,6 +46,11 @@ impl Agent for Scripted {
 
     fn init_line(&mut self) -> Option<String> {
         None
+    }
+
+    /// It calls no model.
+    fn set_model(&mut self, _launch: &AgentLaunch) -> Option<Vec<Signal>> {
+        Some(Vec::new())
     }
 
     fn prompt(&mut self, request: &TurnRequest) -> String {
