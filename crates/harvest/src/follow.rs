@@ -257,7 +257,12 @@ mod tests {
 
     fn queued_as(number: u32) -> EventBody {
         let prompt = prompt(number);
-        EventBody::PromptQueued { prompt, text: String::new(), author: String::new() }
+        EventBody::PromptQueued {
+            prompt,
+            text: String::new(),
+            author: String::new(),
+            attachments: Vec::new(),
+        }
     }
 
     fn ended(outcome: TurnOutcome) -> EventBody {

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod atomic_write;
+mod attachments;
 mod backend;
 mod blob_fetch;
 mod cli;

@@ -272,7 +272,14 @@ fn default_lines(body: &EventBody, width: usize) -> Vec<String> {
         EventBody::Waiting { position } if *position > 1 => {
             vec![format!("Position {position} in the queue for a slot")]
         }
-        EventBody::PromptQueued { text, .. } => vec![format!("Queued “{}”", quoted(text))],
+        EventBody::PromptQueued { text, attachments, .. } => {
+            let images = match attachments.len() {
+                0 => String::new(),
+                1 => " with an image".to_owned(),
+                number => format!(" with {number} images"),
+            };
+            vec![format!("Queued “{}”{images}", quoted(text))]
+        }
         EventBody::PromptCancelled { prompt } => vec![format!("Removed {prompt} from the queue")],
         EventBody::PromptMoved { prompt, position } => {
             vec![format!("Moved {prompt} to position {position}")]

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 pub use self::agent::{McpServer, McpState, PlanStep, StepStatus, ToolKind};
 use crate::{
     BlobId, BranchName, PromptId, RepositoryName, SandboxId, SnapshotId, StateReason, Timestamp,
-    TurnId, api::SessionState,
+    TurnId,
+    api::{Attachment, SessionState},
 };
 
 /// A stored event.
@@ -55,6 +56,9 @@ pub enum EventBody {
         text: String,
         /// Name of the author.
         author: String,
+        /// Its images.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        attachments: Vec<Attachment>,
     },
     /// A queued prompt was removed without being run.
     PromptCancelled {

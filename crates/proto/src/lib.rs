@@ -11,6 +11,7 @@ pub mod effort;
 pub mod event;
 pub mod hint;
 pub mod ids;
+pub mod image;
 pub mod json;
 pub mod launch;
 pub mod meminfo;

@@ -4,10 +4,14 @@ use std::time::Duration;
 
 use axum::{
     body::Bytes,
-    extract::{FromRequest, FromRequestParts, Request, rejection::BytesRejection},
+    extract::{
+        DefaultBodyLimit, FromRequest, FromRequestParts, Request, rejection::BytesRejection,
+    },
     http::{HeaderMap, StatusCode, header, request::Parts},
-    response::IntoResponse,
+    middleware::Next,
+    response::{IntoResponse, Response},
 };
+use harvest_proto::image::MAX_IMAGES_BYTES;
 use serde::de::DeserializeOwned;
 
 use crate::problem::ApiError;
@@ -20,6 +24,28 @@ pub(crate) const MAX_BODY_BYTES: usize = 1024 * 1024;
 
 /// At this timeout the longest body needs 35 kB/s.
 pub(crate) const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Fits a prompt and its images in base64.
+const MAX_IMAGE_BODY_BYTES: usize = MAX_BODY_BYTES + MAX_IMAGES_BYTES / 3 * 4 + 1024;
+
+const IMAGE_BODY_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// The limits of a body; a route may have its own.
+#[derive(Debug, Clone, Copy)]
+struct BodyLimits {
+    bytes: usize,
+    timeout: Duration,
+}
+
+const BODY_LIMITS: BodyLimits = BodyLimits { bytes: MAX_BODY_BYTES, timeout: BODY_TIMEOUT };
+
+/// Raises the limits of a request whose body may hold images.
+pub(crate) async fn allow_images(mut request: Request, next: Next) -> Response {
+    let limits = BodyLimits { bytes: MAX_IMAGE_BODY_BYTES, timeout: IMAGE_BODY_TIMEOUT };
+    request.extensions_mut().insert(limits);
+    DefaultBodyLimit::max(limits.bytes).apply(&mut request);
+    next.run(request).await
+}
 
 /// A JSON body.
 pub(crate) struct Body<T>(pub(crate) T);
@@ -108,16 +134,17 @@ pub(crate) fn limit(limit: Option<u32>, default: u32, max: u32) -> Result<u32, A
 
 /// Reads a body of limited length within a limited time.
 pub(crate) async fn read<S: Send + Sync>(request: Request, state: &S) -> Result<Bytes, ApiError> {
-    let read = tokio::time::timeout(BODY_TIMEOUT, Bytes::from_request(request, state)).await;
+    let limits = request.extensions().get::<BodyLimits>().copied().unwrap_or(BODY_LIMITS);
+    let read = tokio::time::timeout(limits.timeout, Bytes::from_request(request, state)).await;
     let read = read.map_err(|_| {
-        let detail = format!("the body did not arrive within {} s", BODY_TIMEOUT.as_secs());
+        let detail = format!("the body did not arrive within {} s", limits.timeout.as_secs());
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", detail)
     })?;
     read.map_err(|error: BytesRejection| match error.into_response().status() {
         StatusCode::PAYLOAD_TOO_LARGE => ApiError::new(
             StatusCode::PAYLOAD_TOO_LARGE,
             "too_large",
-            format!("the body is longer than {MAX_BODY_BYTES} bytes"),
+            format!("the body is longer than {} bytes", limits.bytes),
         ),
         _ => ApiError::invalid("invalid_body", "the body is incomplete"),
     })

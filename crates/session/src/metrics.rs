@@ -164,6 +164,7 @@ mod tests {
             prompt: prompt.clone(),
             text: "x".into(),
             author: "Ada".into(),
+            attachments: Vec::new(),
         };
         let lost = EventBody::StateChanged {
             state: SessionState::Failed,

@@ -52,7 +52,7 @@ pub use error::StoreError;
 pub use idempotency::Claim;
 pub use leases::Lease;
 pub use memory::{MAX_MEMORY_CALL_ITEMS, MemoryObservations};
-pub use prompts::NewPrompt;
+pub use prompts::{NewAttachment, NewPrompt};
 pub use removals::Removal;
 pub use sessions::{
     DriverState, NewSession, SessionCursor, SessionFilter, SessionPage, SessionRecord,

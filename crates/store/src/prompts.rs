@@ -3,13 +3,13 @@
 
 use harvest_proto::{
     Effort, EventBody, ModelRef, PromptId, PromptText, SessionId, Timestamp, TurnId,
-    api::{Prompt, PromptStatus},
+    api::{Attachment, Prompt, PromptStatus},
     bridge::Author,
 };
 
 use crate::{
     DbRow, Store, StoreError,
-    row::{self, bigint, replace_nul, to_enum_name},
+    row::{self, bigint, replace_nul, to_enum_name, to_json},
     target::Target,
 };
 
@@ -22,7 +22,15 @@ pub struct NewPrompt {
     pub model: Option<ModelRef>,
     /// The session's when absent.
     pub effort: Option<Effort>,
+    pub attachments: Vec<NewAttachment>,
     pub at: Timestamp,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewAttachment {
+    pub info: Attachment,
+    /// The bytes. As text: one column type for both databases.
+    pub base64: String,
 }
 
 const SELECT: &str = "SELECT p.*, (SELECT COUNT(*) FROM prompts q WHERE q.session = p.session AND \
@@ -61,6 +69,21 @@ impl Store {
         self.all(query, |row| row::parsed(row, "id")).await
     }
 
+    /// The bytes of a prompt's attachment in base64; the first one has number 1.
+    pub async fn attachment_get(
+        &self,
+        session: &SessionId,
+        prompt: &PromptId,
+        number: u32,
+    ) -> Result<String, StoreError> {
+        let sql = "SELECT base64 FROM attachments
+             WHERE session = $1 AND prompt = $2 AND number = $3";
+        let query = sqlx::query(sql).bind(session.to_string()).bind(prompt.to_string());
+        let query = query.bind(i64::from(number));
+        let found = self.optional(query, |row| row::text(row, "base64")).await?;
+        found.ok_or_else(|| StoreError::missing(format!("attachment {number} of {prompt}")))
+    }
+
     /// Number of queued prompts in all sessions.
     pub async fn prompt_queued_count(&self) -> Result<u64, StoreError> {
         let sql = "SELECT COUNT(*) AS number FROM prompts WHERE status = 'queued'";
@@ -76,6 +99,7 @@ fn read(row: &DbRow) -> Result<Prompt, StoreError> {
         author: row::author(row)?,
         model: row::parsed_optional(row, "model")?,
         effort: row::parsed_optional(row, "effort")?,
+        attachments: row::json(row, "attachments")?,
         status,
         position: (status == PromptStatus::Queued)
             .then(|| row::count(row, "queue_position"))
@@ -88,17 +112,20 @@ fn read(row: &DbRow) -> Result<Prompt, StoreError> {
 
 pub(crate) async fn insert(target: &mut Target<'_>, prompt: NewPrompt) -> Result<(), StoreError> {
     let text = replace_nul(prompt.text.into());
+    let attachments: Vec<Attachment> =
+        prompt.attachments.iter().map(|attachment| attachment.info.clone()).collect();
     let body = EventBody::PromptQueued {
         prompt: prompt.id.clone(),
         text: text.clone(),
         author: prompt.author.name.clone(),
+        attachments: attachments.clone(),
     };
     let seq = target.append(prompt.at, None, body);
     sqlx::query(
-        "INSERT INTO prompts (id, session, text, author_name, author_email, model, effort, status, position, seq,
-         created_at)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, 'queued',
-                 (SELECT COALESCE(MAX(position), 0) + 1 FROM prompts WHERE session = $2), $8, $9)",
+        "INSERT INTO prompts (id, session, text, author_name, author_email, model, effort, attachments,
+         status, position, seq, created_at)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, 'queued',
+                 (SELECT COALESCE(MAX(position), 0) + 1 FROM prompts WHERE session = $2), $9, $10)",
     )
     .bind(prompt.id.to_string())
     .bind(target.session.to_string())
@@ -107,11 +134,18 @@ pub(crate) async fn insert(target: &mut Target<'_>, prompt: NewPrompt) -> Result
     .bind(prompt.author.email)
     .bind(prompt.model.map(String::from))
     .bind(prompt.effort.map(Effort::as_str))
+    .bind(to_json(&attachments))
     .bind(bigint(seq))
     .bind(prompt.at.as_millis())
     .execute(&mut *target.connection)
     .await
     .map_err(|error| StoreError::or_exists(error, format!("prompt {}", prompt.id)))?;
+    for (number, attachment) in (1..).zip(prompt.attachments) {
+        let sql = "INSERT INTO attachments (session, prompt, number, base64)
+             VALUES ($1, $2, $3, $4)";
+        let query = target.query(sql).bind(prompt.id.to_string()).bind(bigint(number));
+        target.execute(query.bind(attachment.base64)).await?;
+    }
     Ok(())
 }
 

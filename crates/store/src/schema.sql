@@ -90,6 +90,7 @@ CREATE TABLE prompts (
     author_email TEXT NOT NULL,
     model TEXT,
     effort TEXT,
+    attachments TEXT NOT NULL,
     status TEXT NOT NULL,
     position BIGINT NOT NULL,
     turn TEXT,
@@ -102,6 +103,14 @@ CREATE INDEX prompts_of_session ON prompts (session, seq);
 CREATE INDEX prompts_queued ON prompts (session) WHERE status = 'queued';
 
 CREATE UNIQUE INDEX prompts_one_dispatched ON prompts (session) WHERE status = 'dispatched';
+
+CREATE TABLE attachments (
+    session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    prompt TEXT NOT NULL,
+    number BIGINT NOT NULL,
+    base64 TEXT NOT NULL,
+    PRIMARY KEY (session, prompt, number)
+);
 
 CREATE TABLE turns (
     id TEXT PRIMARY KEY,

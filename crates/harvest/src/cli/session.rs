@@ -49,6 +49,10 @@ pub(crate) struct RunArgs {
     /// How much the model thinks: `low`, `medium` or `high` [default: the agent's]
     #[arg(long, value_name = "LEVEL", value_parser = words::<Effort>(Effort::WORDS))]
     pub(crate) effort: Option<Effort>,
+    /// An image for the agent: PNG, JPEG, GIF or WebP, at most 5 MB. May be repeated, up to eight
+    /// times
+    #[arg(long, value_name = "FILE")]
+    pub(crate) attach: Vec<std::path::PathBuf>,
     /// The network policy: `none` or `trusted`
     #[arg(long, value_name = "POLICY", value_parser = words::<NetworkPolicy>(NetworkPolicy::WORDS))]
     pub(crate) net: Option<NetworkPolicy>,
@@ -112,6 +116,10 @@ pub(crate) struct SendArgs {
     /// now on [default: the session's]
     #[arg(long, value_name = "LEVEL", value_parser = words::<Effort>(Effort::WORDS))]
     pub(crate) effort: Option<Effort>,
+    /// An image for the agent: PNG, JPEG, GIF or WebP, at most 5 MB. May be repeated, up to eight
+    /// times
+    #[arg(long, value_name = "FILE")]
+    pub(crate) attach: Vec<std::path::PathBuf>,
     /// Follow the session
     #[arg(short, long)]
     pub(crate) follow: bool,

@@ -14,8 +14,8 @@ use super::{
     watch::{self, StopWhen},
 };
 use crate::{
-    Invocation, backend::Backend, cli::RunArgs, client::Client, inputs, printer::Advice,
-    prompt_input::PromptSource, resolve,
+    Invocation, attachments, backend::Backend, cli::RunArgs, client::Client, inputs,
+    printer::Advice, prompt_input::PromptSource, resolve,
 };
 
 // The session is created meanwhile, which takes a second.
@@ -30,6 +30,7 @@ pub(crate) async fn run(ctx: &Invocation, args: RunArgs) -> Result<u8> {
     let agent = args.agent.clone().unwrap_or_default();
     check_model_key(&client, &agent, args.model.as_ref()).await?;
     let prompt = prompt.read()?;
+    let attachments = attachments::read(&args.attach)?;
     let env = variables(&args.env)?;
     let from = match args.from {
         Some(typed) => {
@@ -48,6 +49,7 @@ pub(crate) async fn run(ctx: &Invocation, args: RunArgs) -> Result<u8> {
         agent: args.agent,
         model: args.model,
         effort: args.effort,
+        attachments,
         network: args.net,
         env,
         no_questions: args.no_questions,

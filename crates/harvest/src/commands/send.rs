@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use harvest_proto::api::{CreatePrompt, PromptStatus};
 
 use super::watch::{self, StopWhen};
-use crate::{Invocation, cli::SendArgs, prompt_input::PromptSource};
+use crate::{Invocation, attachments, cli::SendArgs, prompt_input::PromptSource};
 
 pub(crate) async fn run(ctx: &Invocation, args: SendArgs) -> Result<u8> {
     let prompt = PromptSource::one(args.prompt)?;
@@ -14,6 +14,7 @@ pub(crate) async fn run(ctx: &Invocation, args: SendArgs) -> Result<u8> {
         agent: args.agent,
         model: args.model,
         effort: args.effort,
+        attachments: attachments::read(&args.attach)?,
         ..CreatePrompt::new(prompt.read()?)
     };
     let prompt = client.prompt(&id, &request).await.context("cannot queue the prompt")?;

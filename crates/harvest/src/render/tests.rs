@@ -132,6 +132,7 @@ fn long_lines_are_truncated_to_the_width() {
             prompt: PromptId::random(),
             text: "z".repeat(200),
             author: String::new(),
+            attachments: Vec::new(),
         },
     ];
     let screen = shown(bodies);
@@ -380,6 +381,7 @@ fn answer_is_not_shown_as_queued() {
         prompt: PromptId::random(),
         text: text.into(),
         author: String::new(),
+        attachments: Vec::new(),
     };
     let screen = shown(vec![
         EventBody::RequestOpened {

@@ -33,7 +33,9 @@ pub use images::{
 pub use memory::{MemoryEntity, MemoryFileError, MemoryGraph, MemoryRelation};
 pub use models::{KeySource, ModelService, ServiceModels, UnusableModel};
 pub use network::{AllowedName, NameSource, NetworkRules};
-pub use prompts::{CreatePrompt, MovePrompt, Prompt, PromptStatus, Turn};
+pub use prompts::{
+    Attachment, CreateAttachment, CreatePrompt, MovePrompt, Prompt, PromptStatus, Turn,
+};
 pub use repositories::{
     AddRepository, Build, BuildLine, CheckOutcome, Evidence, PullRequest, PullRequestState,
     Repository,

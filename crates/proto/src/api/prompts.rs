@@ -7,7 +7,29 @@ use crate::{
     api::DiffStat,
     bridge::Author,
     event::{TurnOutcome, Usage},
+    image::ImageType,
 };
+
+/// An image for a new prompt.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct CreateAttachment {
+    /// Its type, which must be that of the content.
+    pub media_type: ImageType,
+    /// The bytes in base64; at most 5 MB, and 8,000 pixels wide and high.
+    pub data: String,
+}
+
+/// An image of a prompt.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Attachment {
+    /// Its type.
+    pub media_type: ImageType,
+    /// Its size.
+    pub bytes: u64,
+}
 
 /// `POST /v1/sessions/{id}/prompts`: adds a prompt to the queue.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,13 +51,18 @@ pub struct CreatePrompt {
     /// How much the model thinks about this prompt; the session's when absent. With `agent` it
     /// becomes the session's.
     pub effort: Option<Effort>,
+    /// Images for the agent: at most 8, and 16 MB in all.
+    #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(max_items = 8))]
+    pub attachments: Vec<CreateAttachment>,
 }
 
 impl CreatePrompt {
     /// A prompt for the end of the queue, without options.
     #[must_use]
     pub const fn new(text: PromptText) -> Self {
-        Self { text, now: false, author: None, agent: None, model: None, effort: None }
+        let (author, agent, model, effort) = (None, None, None, None);
+        Self { text, now: false, author, agent, model, effort, attachments: Vec::new() }
     }
 }
 
@@ -62,6 +89,8 @@ pub struct Prompt {
     pub model: Option<ModelRef>,
     /// How much the model thinks about this prompt; null for the session's.
     pub effort: Option<Effort>,
+    /// Its images; `GET /v1/sessions/{id}/prompts/{prompt}/attachments/{number}` returns one.
+    pub attachments: Vec<Attachment>,
     /// Whether the prompt waits, runs or has ended.
     pub status: PromptStatus,
     /// Position in the queue while it waits; 1 is next.

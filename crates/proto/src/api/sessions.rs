@@ -6,8 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     AgentName, BranchName, Effort, ModelRef, NetworkPolicy, PromptText, RepositoryName,
-    RepositoryRef, SandboxId, SessionId, SnapshotId, StateReason, Timestamp, api::PullRequest,
-    bridge::Author, event::Usage,
+    RepositoryRef, SandboxId, SessionId, SnapshotId, StateReason, Timestamp,
+    api::{CreateAttachment, PullRequest},
+    bridge::Author,
+    event::Usage,
 };
 
 /// State of a session.
@@ -76,6 +78,10 @@ pub struct CreateSession {
     pub repositories: Vec<UseRepository>,
     /// The first prompt; without one the session is idle.
     pub prompt: Option<PromptText>,
+    /// Images for the first prompt: at most 8, and 16 MB in all.
+    #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(max_items = 8))]
+    pub attachments: Vec<CreateAttachment>,
     /// Branch that `repository` starts from; the repository's default when absent.
     pub base: Option<BranchName>,
     /// The agent: `claude` (default), `opencode`, `codex`, `scripted`, or one that the server's

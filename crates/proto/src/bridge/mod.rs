@@ -33,6 +33,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     BlobId, PromptId, Timestamp, TurnId,
     event::{BootPhase, EventBody},
+    image::ImageType,
 };
 
 /// Version of the protocol, raised when a frame is added or changes its meaning.
@@ -261,6 +262,8 @@ pub struct TurnRequest {
     pub number: u32,
     /// Text of the prompt.
     pub text: String,
+    /// Its images, which are files in the sandbox.
+    pub images: Vec<ImageFile>,
     /// Author of the turn's commits: `"{name} (Harvest)" <email>`.
     pub author: Author,
     /// The agent that runs the turn, if another one may be running, or with another model.
@@ -268,6 +271,15 @@ pub struct TurnRequest {
     /// The messages before it, oldest first, for an agent that does not remember them: see
     /// [`FaultCode::NeedsHistory`].
     pub history: Option<Vec<PastMessage>>,
+}
+
+/// An image of a prompt, in the sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageFile {
+    /// Absolute path; the agent's user can read it.
+    pub path: String,
+    /// Type of its content.
+    pub media_type: ImageType,
 }
 
 /// An earlier message of a session.

@@ -1,6 +1,11 @@
 //! `/v1/sessions/{session}/prompts`: the queue. A prompt answered with 202 is stored.
 
-use axum::{Json, extract::State, http::StatusCode};
+use axum::{
+    Json,
+    extract::State,
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+};
 use harvest_proto::{
     PromptId, SessionId,
     api::{CreatePrompt, MovePrompt, Page, Prompt},
@@ -23,7 +28,8 @@ use crate::{
 pub(super) fn routes() -> Routes<ServerState> {
     routes![
         prompt_list: Read,
-        prompt_create: Change.idempotent(Repeat::One),
+        prompt_create: Change.idempotent(Repeat::One).taking_images(),
+        attachment_get: Read,
         prompt_cancel: Change,
         prompt_move: Change,
     ]
@@ -53,6 +59,21 @@ async fn prompt_create(
     authorization::check_author(&token, body.author.as_ref())?;
     let prompt = key.scope(&state.sessions).prompt(&session, body, token.user).await?;
     Ok((StatusCode::ACCEPTED, Json(prompt)))
+}
+
+/// Returns an image of a prompt.
+#[utoipa::path(get, path = "/v1/sessions/{session}/prompts/{prompt}/attachments/{number}", tag = "prompts",
+    params(("number" = u32, Path, description = "Number of the attachment; the first one is 1")),
+    responses((status = 200, description = "The image, with its type",
+        content((Vec<u8> = "image/png"), (Vec<u8> = "image/jpeg"), (Vec<u8> = "image/gif"), (Vec<u8> = "image/webp")))))]
+async fn attachment_get(
+    State(state): State<ServerState>,
+    Path((session, prompt, number)): Path<(SessionId, PromptId, u32)>,
+) -> Result<Response, ApiError> {
+    let (kind, bytes) = state.sessions.attachment(&session, &prompt, number).await?;
+    let headers =
+        [(header::CONTENT_TYPE, kind.as_str()), (header::X_CONTENT_TYPE_OPTIONS, "nosniff")];
+    Ok((headers, bytes).into_response())
 }
 
 /// Cancels a queued prompt.

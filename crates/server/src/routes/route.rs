@@ -19,6 +19,7 @@ use crate::{
     ServerState,
     auth::{self, Guard},
     authorization::Access,
+    extract,
     idempotency::{self, Repeat},
     openapi,
     problem::ApiError,
@@ -33,11 +34,13 @@ pub(crate) struct Rule {
     pub(crate) repeat: Option<Repeat>,
     /// Whether the work ends when the client disconnects.
     cancellable: bool,
+    /// Whether the body may hold images.
+    takes_images: bool,
 }
 
 impl From<Access> for Rule {
     fn from(access: Access) -> Self {
-        Self { access, repeat: None, cancellable: false }
+        Self { access, repeat: None, cancellable: false, takes_images: false }
     }
 }
 
@@ -48,6 +51,12 @@ impl Access {
 
     pub(crate) fn cancellable(self) -> Rule {
         Rule { cancellable: true, ..self.into() }
+    }
+}
+
+impl Rule {
+    pub(crate) fn taking_images(self) -> Self {
+        Self { takes_images: true, ..self }
     }
 }
 
@@ -146,7 +155,8 @@ impl<S: Clone + Send + Sync + 'static> Routes<S> {
 
 impl<S: Clone + Send + Sync + 'static> Route<S> {
     fn guarded(self, state: &ServerState) -> MethodRouter<S> {
-        let (state, Rule { access, repeat, cancellable }) = (state.clone(), self.rule);
+        let (state, rule) = (state.clone(), self.rule);
+        let Rule { access, repeat, cancellable, takes_images } = rule;
         let mut handler = self.handler;
         if access == Access::Open {
             return handler.route_layer(from_fn_with_state(state, rate_limit::limit_anonymous));
@@ -158,6 +168,9 @@ impl<S: Clone + Send + Sync + 'static> Route<S> {
         let is_safe = [MethodFilter::GET, MethodFilter::HEAD].contains(&self.method);
         if !is_safe && !cancellable {
             handler = handler.route_layer(from_fn(detach_writes));
+        }
+        if takes_images {
+            handler = handler.route_layer(from_fn(extract::allow_images));
         }
         handler.route_layer(from_fn_with_state(Guard { state, access }, auth::require_token))
     }

@@ -28,7 +28,7 @@ pub(super) fn routes() -> Routes<ServerState> {
     routes![
         session_list: Read,
         session_counts: Read,
-        session_create: Create.idempotent(Repeat::One),
+        session_create: Create.idempotent(Repeat::One).taking_images(),
         session_get: Read,
         session_delete: Change,
         session_stop: Change,

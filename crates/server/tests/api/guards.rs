@@ -76,7 +76,12 @@ async fn malformed_requests_are_rejected_with_a_code() {
         "invalid_body",
     );
     problem(&create(json!({"repository": 7}).to_string()).await, 422, "invalid_body");
-    problem(&create("x".repeat(1024 * 1024 + 1)).await, 413, "too_large");
+    // A prompt may have images.
+    problem(&create("x".repeat(1024 * 1024 + 1)).await, 400, "invalid_json");
+    problem(&create("x".repeat(24 * 1024 * 1024)).await, 413, "too_large");
+    let long = "x".repeat(1024 * 1024 + 1);
+    let other = server.request("POST", "/v1/repositories", &JSON, &long).await;
+    problem(&other, 413, "too_large");
     problem(
         &server.request("POST", "/v1/sessions", &[], "{}").await,
         415,

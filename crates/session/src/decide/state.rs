@@ -420,6 +420,15 @@ impl State {
         self.turn()?.question.as_ref()?.answer.as_ref()
     }
 
+    /// Whether the next prompt answers a question.
+    #[must_use]
+    pub fn waits_for_answer(&self) -> bool {
+        self.turn().is_some_and(|turn| {
+            turn.stopping.is_none()
+                && turn.question.as_ref().is_some_and(|question| question.answer.is_none())
+        })
+    }
+
     /// When the next timeout expires, if one runs.
     #[must_use]
     pub fn next_deadline(&self, timeouts: &Timeouts) -> Option<Timestamp> {

@@ -97,6 +97,14 @@ impl Decider<'_> {
     }
 
     pub(super) fn prompt_accepted(&mut self, prompt: &PromptId) {
+        // A stop that overtook its prompt had no effect.
+        if let Some(turn) = self.state.turn()
+            && turn.prompt == *prompt
+            && turn.stopping.is_some()
+            && !turn.prompt_accepted
+        {
+            self.actions.push(Action::StopTurn { turn: turn.turn.clone() });
+        }
         self.mark_accepted(prompt);
         self.hand_over();
     }

@@ -4,9 +4,8 @@
 use std::{sync::Arc, time::Duration};
 
 use harvest_proto::{
-    AgentName, EventBody, PromptId, RepositoryName, SandboxId, SessionId, SnapshotId, TurnId,
-    api::Prompt,
-    bridge::{Boot, BootStart, Checkout, FaultCode, ToSupervisor, TurnRequest},
+    AgentName, EventBody, RepositoryName, SandboxId, SessionId, SnapshotId,
+    bridge::{Boot, BootStart, Checkout, ToSupervisor},
     event::SnapshotKind,
 };
 use harvest_store::{CheckoutRecord, Removal, Write};
@@ -15,7 +14,7 @@ use super::{
     Driver, TaskReport,
     freezer::{HAND_OVER, LEASE, thaw_now},
     late_results::{remove_late_sandbox, remove_late_snapshot},
-    past_messages, writes,
+    writes,
 };
 use crate::{
     bridge::{Bridge, BridgeError, PendingReply},
@@ -141,7 +140,7 @@ impl Driver {
     }
 
     /// Sends a request now, if there is a connection.
-    fn post(&self, make: impl FnOnce(u64) -> ToSupervisor) -> Option<PendingReply> {
+    pub(super) fn post(&self, make: impl FnOnce(u64) -> ToSupervisor) -> Option<PendingReply> {
         self.connection.as_ref()?.bridge.post(make).ok()
     }
 
@@ -221,67 +220,6 @@ impl Driver {
             };
             let _ = reports.send(report);
         });
-    }
-
-    /// A prompt that was just queued, or else as it is in the store.
-    pub(super) async fn prompt(&mut self, prompt: &PromptId) -> Option<Prompt> {
-        match self.new_prompt.take_if(|new| new.id == *prompt) {
-            Some(new) => Some(new),
-            None => self.shared.store.prompt_get(self.id(), prompt).await.ok(),
-        }
-    }
-
-    async fn send(&mut self, prompt: PromptId, turn: TurnId, number: u32) {
-        let Some(row) = self.prompt(&prompt).await else { return };
-        let agent = match self.launch(true, Some(&row)) {
-            Ok(launch) => {
-                self.upstream.send_replace(launch.upstream.clone());
-                Some(Box::new(launch))
-            }
-            Err(unknown) => {
-                let refused = Input::PromptRefused { prompt, detail: unknown.to_string() };
-                let _ = self.report_sender.send(refused.into());
-                return;
-            }
-        };
-        let failed_checks = self.state.turn().and_then(|turn| turn.failed_checks.clone());
-        let order = TurnRequest {
-            prompt: prompt.clone(),
-            turn,
-            number,
-            text: failed_checks.unwrap_or_default() + &row.text,
-            author: row.author,
-            agent,
-            history: None,
-        };
-        let Some(bridge) = self.connection.as_ref().map(|link| link.bridge.clone()) else { return };
-        let prompt_now = Box::new(order.clone());
-        let posted = bridge.post(|id| ToSupervisor::Prompt { id, prompt: prompt_now });
-        let Ok(posted) = posted else { return };
-        let (shared, session) = (Arc::clone(&self.shared), self.id().clone());
-        let reports = self.report_sender.clone();
-        self.spawn_attached(async move {
-            let reply = match posted.reply().await {
-                Err(BridgeError::Fault(fault)) if fault.code == FaultCode::NeedsHistory => {
-                    past_messages::send_with_history(&shared.store, &session, &bridge, order).await
-                }
-                reply => reply,
-            };
-            let input = match reply {
-                Ok(_) => Input::PromptAccepted { prompt },
-                Err(BridgeError::Fault(fault)) => {
-                    Input::PromptRefused { prompt, detail: fault.message }
-                }
-                // The status of the next connection tells whether it arrived.
-                Err(_) => return,
-            };
-            let _ = reports.send(input.into());
-        });
-    }
-
-    async fn answer(&mut self, request: String, prompt: PromptId) {
-        let Some(row) = self.prompt(&prompt).await else { return };
-        self.post(|id| ToSupervisor::Answer { id, request, answer: row.text });
     }
 
     fn capture(&mut self, sandbox: SandboxId, snapshot: SnapshotId) {

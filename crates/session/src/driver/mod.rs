@@ -8,10 +8,12 @@ mod connection;
 mod effects;
 mod freezer;
 mod handle;
+mod images;
 mod late_results;
 mod launch;
 mod past_messages;
 mod preconditions;
+mod prompts;
 mod writes;
 
 use std::{
@@ -332,40 +334,6 @@ impl Driver {
             return Ok(());
         }
         self.input(Input::Touched).await
-    }
-
-    /// Queues a prompt. Neither the reply nor the effects read it back from the store.
-    async fn on_prompt(&mut self, command: PromptCommand) -> ControlFlow {
-        let PromptCommand { new, title, now, agent, mut writes, reply } = command;
-        let untitled = self.record.session.title == UNTITLED;
-        writes.extend(untitled.then(|| Write::Title(title.clone())));
-        let (model, effort) = (new.model.clone(), new.effort);
-        if let Some(agent) = &agent {
-            writes.push(Write::Agent(agent.clone()));
-            writes.extend(model.clone().map(Write::Model));
-            writes.extend(effort.map(Write::Effort));
-        }
-        writes.push(Write::PromptInsert(Box::new(new.clone())));
-        let input = Input::PromptQueued { prompt: new.id.clone(), now };
-        let (decision, events) = match self.commit_once(input, writes).await {
-            Ok(committed) => committed,
-            Err(error) => return refuse(reply, error),
-        };
-        if untitled {
-            self.record.session.title = title;
-        }
-        if let Some(agent) = agent {
-            let session = &mut self.record.session;
-            session.agent = agent;
-            session.model = model.or(session.model.take());
-            session.effort = effort.or(session.effort);
-        }
-        let prompt = writes::stored_prompt(new, &decision, &events);
-        let _ = reply.send(Ok(prompt.clone()));
-        self.new_prompt = Some(prompt);
-        let flow = self.run_effects(decision).await;
-        self.new_prompt = None;
-        flow
     }
 
     async fn on_report(&mut self, report: TaskReport) -> ControlFlow {

@@ -80,7 +80,8 @@ pub(crate) fn created(at: Timestamp) -> Write {
 
 /// A new prompt as the commit of its decision stored it.
 pub(super) fn stored_prompt(new: NewPrompt, decision: &Decision, events: &[Arc<Event>]) -> Prompt {
-    let NewPrompt { id, author, model, effort, at, .. } = new;
+    let NewPrompt { id, author, model, effort, attachments, at, .. } = new;
+    let attachments = attachments.into_iter().map(|attachment| attachment.info).collect();
     // The text as stored may differ: NUL characters are replaced.
     let queued = events.iter().find_map(|event| match &event.body {
         EventBody::PromptQueued { prompt, text, .. } if *prompt == id => {
@@ -101,5 +102,17 @@ pub(super) fn stored_prompt(new: NewPrompt, decision: &Decision, events: &[Arc<E
     let index = decision.state.queue.iter().position(|queued| *queued == id);
     let position = index.map(|index| u32::try_from(index + 1).unwrap_or(u32::MAX));
     let status = status.unwrap_or(PromptStatus::Queued);
-    Prompt { id, text, author, model, effort, status, position, turn, seq, created_at: at }
+    Prompt {
+        id,
+        text,
+        author,
+        model,
+        effort,
+        attachments,
+        status,
+        position,
+        turn,
+        seq,
+        created_at: at,
+    }
 }

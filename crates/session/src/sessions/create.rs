@@ -12,10 +12,10 @@ use harvest_proto::{
     bridge::Author,
     repository_name::InvalidRepositoryRef,
 };
-use harvest_store::{NewCheckout, NewSession, Removal, Write};
+use harvest_store::{NewCheckout, NewPrompt, NewSession, Removal, Write};
 
 use super::{
-    Sessions, branch, uuid,
+    Sessions, attachments, branch, uuid,
     verbs::{new_prompt, title},
 };
 use crate::{
@@ -54,7 +54,13 @@ impl Sessions {
     ) -> Result<Session, SessionError> {
         let owner = Some(user.email.clone());
         let author = create.author.unwrap_or(user);
+        let attachments = attachments::check(create.attachments)?;
+        if create.prompt.is_none() && !attachments.is_empty() {
+            let what = "`attachments` need a `prompt`";
+            return Err(SessionError::invalid("invalid_attachment", what));
+        }
         let prompt = create.prompt.map(|text| new_prompt(text, author.clone()));
+        let prompt = prompt.map(|prompt| NewPrompt { attachments, ..prompt });
         check_env(&create.env)?;
         create.key.as_deref().map(check_key).transpose()?;
         let agent = create.agent.unwrap_or_default();

@@ -7,7 +7,7 @@ use harvest_proto::{
 };
 use harvest_store::NewPrompt;
 
-use super::Sessions;
+use super::{Sessions, attachments};
 use crate::{
     decide::{Input, Mode, SandboxState, State},
     driver::{Command, DriverHandle, PromptCommand},
@@ -40,8 +40,9 @@ impl Sessions {
             }
         }
         let (model, effort) = (create.model, create.effort);
+        let attachments = attachments::check(create.attachments)?;
         let plain = new_prompt(create.text, create.author.unwrap_or(user));
-        let new = NewPrompt { model, effort, ..plain };
+        let new = NewPrompt { model, effort, attachments, ..plain };
         let (title, now, agent) = (title(&new.text), create.now, create.agent);
         let writes = self.created_write(&new.id.to_string()).into_iter().collect();
         let handle = self.handle(session).await?;
@@ -238,8 +239,15 @@ fn save_unknown(detail: &str) -> SessionError {
 }
 
 pub(super) fn new_prompt(text: PromptText, author: Author) -> NewPrompt {
-    let (model, effort) = (None, None);
-    NewPrompt { id: PromptId::random(), text, author, model, effort, at: now() }
+    NewPrompt {
+        id: PromptId::random(),
+        text,
+        author,
+        model: None,
+        effort: None,
+        attachments: Vec::new(),
+        at: now(),
+    }
 }
 
 /// The first line that is not blank, truncated.

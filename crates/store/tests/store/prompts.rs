@@ -1,15 +1,16 @@
 //! Prompts: order of the queue, and at most one dispatched.
 
-use harvest_proto::PromptId;
-use harvest_store::{StoreError, Write};
+use harvest_proto::{PromptId, api::Attachment, image::ImageType};
+use harvest_store::{NewAttachment, NewPrompt, StoreError, Write};
 
-use crate::test_store::{TestStore, dispatch, on_both, prompt};
+use crate::test_store::{NOW, TestStore, author, dispatch, on_both, prompt};
 
 on_both! {
     at_most_one_prompt_is_dispatched,
     one_of_many_concurrent_dispatches_wins,
     queue_keeps_its_given_order,
     nul_characters_are_replaced,
+    attachments_go_with_their_session,
 }
 
 async fn at_most_one_prompt_is_dispatched(test: TestStore) {
@@ -79,4 +80,26 @@ async fn nul_characters_are_replaced(test: TestStore) {
     assert_eq!(test.store.prompt_get(&session, &id).await.unwrap().text, "a\u{2400}b");
     assert_eq!(test.store.session_diff(&session).await.unwrap().as_deref(), Some("+\u{2400}\n"));
     assert_eq!(test.store.session_get(&session).await.unwrap().session.title, "\u{2400}");
+}
+
+async fn attachments_go_with_their_session(test: TestStore) {
+    let (session, id) = (test.session().await, PromptId::random());
+    let info = Attachment { media_type: ImageType::Png, bytes: 3 };
+    let attachment = |base64: &str| NewAttachment { info: info.clone(), base64: base64.into() };
+    let new = NewPrompt {
+        id: id.clone(),
+        text: "look".parse().unwrap(),
+        author: author(),
+        model: Some("m".parse().unwrap()),
+        effort: Some(harvest_proto::Effort::Low),
+        attachments: vec![attachment("YWJj"), attachment("ZGVm")],
+        at: NOW,
+    };
+    test.commit(&session, vec![Write::PromptInsert(Box::new(new))]).await.unwrap();
+    let stored = test.store.prompt_get(&session, &id).await.unwrap();
+    assert_eq!((stored.model.as_deref(), stored.attachments.len()), (Some("m"), 2));
+    assert_eq!(test.store.attachment_get(&session, &id, 2).await.unwrap(), "ZGVm");
+    assert!(test.store.attachment_get(&session, &id, 3).await.is_err());
+    test.store.session_delete(&session, test.lease, Vec::new(), NOW).await.unwrap();
+    assert!(test.store.attachment_get(&session, &id, 1).await.is_err());
 }

@@ -224,6 +224,7 @@ pub(crate) fn prompt(id: &PromptId) -> Write {
         author: author(),
         model: None,
         effort: None,
+        attachments: Vec::new(),
         at: NOW,
     }))
 }

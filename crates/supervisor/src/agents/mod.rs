@@ -10,6 +10,7 @@ mod claude;
 mod codex;
 mod conversation;
 mod dropped_line;
+mod images;
 mod plan;
 mod process;
 mod rpc;
@@ -26,6 +27,7 @@ use harvest_proto::{
 };
 
 pub(crate) use self::acp::opencode_config;
+pub(crate) use self::images::Image;
 pub(crate) use self::process::{AgentContext, AgentOutput, AgentProcess, AgentStartError};
 
 pub(crate) trait Agent {
@@ -41,7 +43,7 @@ pub(crate) trait Agent {
     fn set_model(&mut self, launch: &AgentLaunch) -> Option<Vec<Signal>>;
 
     /// The line that starts a prompt, which ends with [`Signal::Done`].
-    fn prompt(&mut self, request: &TurnRequest) -> String;
+    fn prompt(&mut self, request: &TurnRequest, images: &[Image]) -> String;
 
     /// The line that cancels the prompt, which then ends with [`Signal::Done`], or the agent is
     /// killed. `None` if there is nothing to cancel yet; the agent is told as soon as it can be.

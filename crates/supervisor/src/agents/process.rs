@@ -20,9 +20,9 @@ use tokio::{
 };
 
 use super::{
-    Agent, AgentStart, Invocation, Signal, conversation,
+    Agent, AgentStart, Image, Invocation, Signal, conversation,
     dropped_line::MAX_HEAD_BYTES,
-    owned,
+    images, owned,
     stdin::{Replies, Stdin},
 };
 use crate::{
@@ -233,10 +233,21 @@ impl AgentProcess {
     }
 
     /// Sends a prompt.
-    pub(crate) fn prompt(&mut self, request: &TurnRequest) {
+    pub(crate) async fn prompt(&mut self, request: &TurnRequest) {
+        let images = self.load_images(request).await;
         self.last_activity = Instant::now();
-        let line = self.agent.prompt(request);
+        let line = self.agent.prompt(request, &images);
         self.stdin.send(line);
+    }
+
+    async fn load_images(&self, request: &TurnRequest) -> Vec<Image> {
+        let AgentContext { sandbox, outbox, .. } = &self.context;
+        let Ok(user) = sandbox.user(Some(AGENT_USER)) else { return Vec::new() };
+        images::load(&user, &request.images).await.unwrap_or_else(|error| {
+            let message = format!("cannot read the images of the prompt: {error}");
+            outbox.push(Some(&request.turn), EventBody::Warning { message });
+            Vec::new()
+        })
     }
 
     /// Asks the agent to cancel the prompt.

@@ -344,6 +344,7 @@ mod tests {
             prompt: harvest_proto::PromptId::random(),
             text: "x".repeat(2 * 1024 * 1024),
             author: String::new(),
+            attachments: Vec::new(),
         };
         outbox.push(None, body);
         let event = outbox.next().unwrap();

@@ -251,7 +251,7 @@ impl Driver {
             self.context.outbox.push(Some(&turn.request.turn), EventBody::Warning { message });
         }
         self.set_author(&turn).await;
-        agent.prompt(&turn.request);
+        agent.prompt(&turn.request).await;
         let end = self.wait_for_end(&mut agent, &turn.request.turn).await;
         if matches!(end, TurnEnd::Stopped | TurnEnd::ShutDown(_)) {
             self.interrupt(&mut agent, &turn.request.turn).await;

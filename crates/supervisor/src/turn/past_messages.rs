@@ -59,6 +59,7 @@ mod tests {
                 turn: "trn_000000000001".parse().unwrap(),
                 number,
                 text: "go".into(),
+                images: Vec::new(),
                 author: Author { name: "A".into(), email: "a@localhost".into() },
                 agent: None,
                 history,

@@ -461,6 +461,7 @@ pub(crate) fn turn_request(text: &str) -> TurnRequest {
         turn: TurnId::random(),
         number: 1,
         text: text.into(),
+        images: Vec::new(),
         author: Author { name: "Ada".into(), email: "ada@example.org".into() },
         agent: None,
         history: None,

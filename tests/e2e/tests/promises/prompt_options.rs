@@ -1,10 +1,15 @@
-//! The options of a prompt: the model and the effort that its agent asks of a model service.
+//! The options of a prompt: the model, the effort and the images that its agent sends to a model
+//! service.
 
 use std::sync::{Arc, Mutex};
 
 use axum::{Json, Router, body::Bytes, http::StatusCode, routing::get};
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use harvest_e2e::Host;
-use harvest_proto::{SessionId, api::Session};
+use harvest_proto::{
+    EventBody, SessionId,
+    api::{Prompt, Session},
+};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
@@ -104,4 +109,64 @@ async fn prompt_can_use_another_model_service() {
     host.post(&prompts, json!({ "text": "script: [{\"text\":\"three\"}]" })).await;
     follower.after(last, "turn 3", completed).await;
     assert_eq!(asked(&requests.take()), []);
+}
+
+/// One pixel.
+const PNG: &str = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==";
+
+/// Whether a request has an image of the type that was attached, in any protocol.
+fn has_image(request: &Value) -> bool {
+    let request = request.to_string();
+    request.contains(r#""media_type":"image/png""#) || request.contains("data:image/png;base64,")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn attached_image_reaches_the_model() {
+    let (host, requests) = Requests::record().await;
+    let file = host.home().join("one.png");
+    std::fs::write(&file, BASE64_STANDARD.decode(PNG).unwrap()).unwrap();
+    let file = file.to_str().unwrap();
+    for agent in ["claude", "opencode", "codex"] {
+        let body = json!({ "agent": agent, "network": "none", "model": "m-one" });
+        let session = create(&host, body).await;
+        let id = session.to_string();
+        let sent = host.harvest(["send", &id, "--attach", file, "Look at this."]);
+        assert_eq!(sent.code, 0, "{sent:?}");
+        host.follow(session.clone()).until("the turn", turn_ended).await;
+        let all = requests.take();
+        assert!(all.iter().any(has_image), "{agent}: {all:?}");
+        let logs = host.harvest(["logs", &id]).stdout;
+        assert!(logs.contains("Queued “Look at this.” with an image"), "{logs}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn agent_without_images_gets_their_paths() {
+    let host = Host::start().await;
+    let body =
+        json!({ "agent": "scripted", "network": "none", "prompt": "script: [{\"history\":true}]" });
+    let session = create(&host, body).await;
+    let mut follower = host.follow(session.clone());
+    let last = follower.until("turn 1", completed).await.seq;
+    let prompts = format!("/v1/sessions/{session}/prompts");
+    let script = json!([{ "bash": "file=$(ls /tmp/prm_*-1.png) && wc -c < $file" }]);
+    let image = json!({ "media_type": "image/png", "data": PNG });
+    let body = json!({ "text": format!("script: {script}"), "attachments": [image] });
+    let prompt: Prompt = serde_json::from_value(host.post(&prompts, body).await).unwrap();
+    let bytes = BASE64_STANDARD.decode(PNG).unwrap().len();
+    let output = |body: &EventBody| matches!(body, EventBody::ToolEnded { output, .. } if output.trim() == bytes.to_string());
+    follower.after(last, "the size of the file", output).await;
+    assert_eq!(prompt.attachments[0].bytes, bytes as u64);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn damaged_image_is_refused_with_its_reason() {
+    let host = Host::start().await;
+    let file = host.home().join("cut.png");
+    let bytes = BASE64_STANDARD.decode(PNG).unwrap();
+    std::fs::write(&file, &bytes[..40]).unwrap();
+    let refused =
+        host.harvest(["run", "-m", "scripted", "--attach", file.to_str().unwrap(), "Look."]);
+    assert_eq!(refused.code, 1, "{refused:?}");
+    assert!(refused.stderr.contains("damaged or incomplete image/png file"), "{refused:?}");
 }

@@ -38,15 +38,19 @@ fn prompted() -> Acp {
     lines(&mut acp, &[INITIALIZED.into(), OPENED.into()]);
     let author = Author { name: "A".into(), email: "a@localhost".into() };
     let (prompt, turn) = ("prm_000000000001".parse().unwrap(), "trn_000000000001".parse().unwrap());
-    acp.prompt(&TurnRequest {
-        prompt,
-        turn,
-        number: 1,
-        text: "go".into(),
-        author,
-        agent: None,
-        history: None,
-    });
+    acp.prompt(
+        &TurnRequest {
+            prompt,
+            turn,
+            number: 1,
+            text: "go".into(),
+            images: Vec::new(),
+            author,
+            agent: None,
+            history: None,
+        },
+        &[],
+    );
     acp
 }
 

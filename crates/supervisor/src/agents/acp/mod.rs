@@ -21,8 +21,8 @@ use serde_json::{Value, json};
 
 pub(crate) use self::opencode::config as opencode_config;
 use super::{
-    Agent, AgentStart, Invocation, Signal, rpc, rpc::OpenRequests, tool_calls::ToolCalls,
-    unknown_lines::UnknownLines,
+    Agent, AgentStart, Image, Invocation, Signal, images, rpc, rpc::OpenRequests,
+    tool_calls::ToolCalls, unknown_lines::UnknownLines,
 };
 use crate::app::{self, RemoteServers};
 
@@ -46,6 +46,7 @@ pub(crate) struct Acp {
     unreported: Vec<Signal>,
     /// The effort to set by an option; OpenCode has it in its configuration.
     effort: Option<Effort>,
+    takes_images: bool,
     /// Whether the agent replays a conversation; none of it is new.
     replaying: bool,
     tools: ToolCalls,
@@ -109,14 +110,14 @@ impl Agent for Acp {
         None
     }
 
-    fn prompt(&mut self, request: &TurnRequest) -> String {
+    fn prompt(&mut self, request: &TurnRequest, images: &[Image]) -> String {
         self.ends_missing = false;
         self.reply = None;
         self.tools.clear();
         self.unknown.reset();
         let rules = self.configured.as_mut().and_then(|configured| configured.rules.take());
-        let blocks = rules.iter().chain([&request.text]);
-        let blocks = blocks.map(|text| json!({"type": "text", "text": text}));
+        let rules = rules.map(|text| json!({"type": "text", "text": text})).into_iter();
+        let blocks = rules.chain(self.content(&request.text, images));
         let params = json!({"sessionId": self.session, "prompt": blocks.collect::<Vec<_>>()});
         self.requests.request(Purpose::Prompt, "session/prompt", &params)
     }
@@ -155,6 +156,7 @@ impl Acp {
         let loads = capabilities["loadSession"].as_bool().unwrap_or(false);
         let mcp = &capabilities["mcpCapabilities"];
         self.remote_servers = RemoteServers { http: mcp["http"] == true, sse: mcp["sse"] == true };
+        self.takes_images = capabilities["promptCapabilities"]["image"] == true;
         let method = match self.saved {
             Some(_) if resumes => "session/resume",
             Some(_) if loads => "session/load",
@@ -164,6 +166,15 @@ impl Acp {
         let params =
             json!({"sessionId": self.saved, "cwd": self.cwd, "mcpServers": self.mcp_servers()});
         vec![Signal::Send(self.requests.request(Purpose::Resume, method, &params))]
+    }
+
+    fn content(&self, text: &str, images: &[Image]) -> Vec<Value> {
+        if !self.takes_images {
+            return vec![json!({"type": "text", "text": images::named_in(text, images)})];
+        }
+        let image = |image: &Image| json!({"type": "image", "mimeType": image.media_type, "data": image.base64});
+        let text = json!({"type": "text", "text": text});
+        std::iter::once(text).chain(images.iter().map(image)).collect()
     }
 
     fn new_session(&mut self) -> Signal {

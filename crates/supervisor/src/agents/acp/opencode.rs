@@ -96,6 +96,8 @@ pub(crate) fn config(launch: &AgentLaunch) -> Value {
             "models": {name: {
                 "limit": {"context": 200_000, "output": 32_000},
                 "options": options,
+                // Otherwise it replaces images by an error.
+                "modalities": {"input": ["text", "image"], "output": ["text"]},
             }},
         }},
     })

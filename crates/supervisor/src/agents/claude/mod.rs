@@ -13,7 +13,7 @@ use harvest_proto::{
 use serde_json::{Value, json};
 
 pub(super) use self::map::Claude;
-use super::{Agent, AgentStart, Invocation, Signal, owned};
+use super::{Agent, AgentStart, Image, Invocation, Signal, owned};
 use crate::app;
 
 /// The id of the request whose response means that the agent is ready.
@@ -65,12 +65,18 @@ impl Agent for Claude {
     }
 
     /// Claude Code runs a line with the same `uuid` once, also after a resume.
-    fn prompt(&mut self, request: &TurnRequest) -> String {
+    fn prompt(&mut self, request: &TurnRequest, images: &[Image]) -> String {
         self.begin(&request.prompt);
+        let mut content = vec![json!({"type": "text", "text": request.text})];
+        content.extend(images.iter().map(|image| {
+            let source =
+                json!({"type": "base64", "media_type": image.media_type, "data": image.base64});
+            json!({"type": "image", "source": source})
+        }));
         json!({
             "type": "user",
             "uuid": uuid(&request.prompt),
-            "message": {"role": "user", "content": [{"type": "text", "text": request.text}]},
+            "message": {"role": "user", "content": content},
         })
         .to_string()
     }
@@ -231,7 +237,9 @@ mod tests {
         let first = argv(&high, "/workspace/shop", false, false).join(" ");
         assert!(first.contains("--model opus --effort high"), "{first}");
         let (mut claude, own) = (Claude::default(), launch());
-        let start = AgentStart { launch: &own, cwd: "/", resume: false, conversation: None };
+        let env = std::collections::BTreeMap::new();
+        let start =
+            AgentStart { launch: &own, cwd: "/", resume: false, conversation: None, env: &env };
         claude.invocation(&start);
         let mut level = |launch: &AgentLaunch| {
             let [Signal::Send(line)] = &claude.set_model(launch)?[..] else { return None };

@@ -28,7 +28,7 @@ fn prompted() -> Codex {
     let mut codex = Codex::default();
     codex.init_line();
     lines(&mut codex, &[INITIALIZED.into(), OPENED.into()]);
-    codex.prompt(&request());
+    codex.prompt(&request(), &[]);
     codex
 }
 
@@ -38,6 +38,7 @@ fn request() -> TurnRequest {
         turn: "trn_000000000001".parse().unwrap(),
         number: 1,
         text: "go".into(),
+        images: Vec::new(),
         author: Author { name: "A".into(), email: "a@localhost".into() },
         agent: None,
         history: None,
@@ -234,7 +235,7 @@ fn outliving_command_belongs_to_no_later_turn() {
     ];
     let ignored = [Signal::EarlierTurn, Signal::EarlierTurn];
     assert_eq!(lines(&mut codex, &late), ignored, "between turns");
-    codex.prompt(&request());
+    codex.prompt(&request(), &[]);
     assert_eq!(lines(&mut codex, &late), ignored, "before the next turn has an id");
     lines(&mut codex, &[TURN.replace("\"id\":3", "\"id\":4").replace("t1", "t2")]);
     assert_eq!(lines(&mut codex, &late), ignored, "in the next turn");

@@ -20,8 +20,8 @@ use serde_json::{Value, json};
 
 use self::{models::Models, questions::Questions};
 use super::{
-    Agent, AgentStart, Invocation, Signal, owned, rpc, rpc::OpenRequests, tool_calls::ToolCalls,
-    unknown_lines::UnknownLines,
+    Agent, AgentStart, Image, Invocation, Signal, owned, rpc, rpc::OpenRequests,
+    tool_calls::ToolCalls, unknown_lines::UnknownLines,
 };
 use crate::app::instructions;
 
@@ -121,12 +121,14 @@ impl Agent for Codex {
         Some(Vec::new())
     }
 
-    fn prompt(&mut self, request: &TurnRequest) -> String {
+    fn prompt(&mut self, request: &TurnRequest, images: &[Image]) -> String {
         self.cancelled = false;
         self.turn = TurnState::Starting;
         self.tools.clear();
         self.unknown.reset();
-        let input = json!([{"type": "text", "text": request.text}]);
+        let mut input = vec![json!({"type": "text", "text": request.text})];
+        let local = |image: &Image| json!({"type": "localImage", "path": image.path});
+        input.extend(images.iter().map(local));
         let mut params = json!({"threadId": self.thread, "input": input});
         for (field, value) in self.models.changes() {
             params[field] = value.into();

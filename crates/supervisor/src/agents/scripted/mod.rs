@@ -21,7 +21,7 @@ use harvest_proto::{
 
 use self::wire::{FromProgram, ToProgram};
 use super::{
-    Agent, AgentStart, Invocation, NO_ANSWER, Signal, closed_unanswered, may_ask,
+    Agent, AgentStart, Image, Invocation, NO_ANSWER, Signal, closed_unanswered, images, may_ask,
     unknown_lines::UnknownLines,
 };
 use crate::truncate;
@@ -53,9 +53,10 @@ impl Agent for Scripted {
         Some(Vec::new())
     }
 
-    fn prompt(&mut self, request: &TurnRequest) -> String {
+    fn prompt(&mut self, request: &TurnRequest, images: &[Image]) -> String {
         self.unknown.reset();
-        ToProgram::Prompt { prompt: request.prompt.clone(), text: request.text.clone() }.line()
+        let text = images::named_in(&request.text, images);
+        ToProgram::Prompt { prompt: request.prompt.clone(), text }.line()
     }
 
     fn cancel(&mut self) -> Option<String> {
