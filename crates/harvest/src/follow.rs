@@ -266,7 +266,7 @@ mod tests {
     }
 
     fn ended(outcome: TurnOutcome) -> EventBody {
-        EventBody::TurnEnded { prompt: prompt(1), outcome, error: None, millis: 1 }
+        EventBody::TurnEnded { prompt: prompt(1), outcome, reason: None, error: None, millis: 1 }
     }
 
     fn asked() -> EventBody {
@@ -322,6 +322,7 @@ mod tests {
         let stopped = EventBody::TurnEnded {
             prompt: prompt(9),
             outcome: TurnOutcome::Stopped,
+            reason: None,
             error: None,
             millis: 1,
         };

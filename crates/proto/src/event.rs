@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub use self::agent::{McpServer, McpState, PlanStep, StepStatus, ToolKind};
 use crate::{
     BlobId, BranchName, PromptId, RepositoryName, SandboxId, SnapshotId, StateReason, Timestamp,
-    TurnId,
+    TurnId, TurnReason,
     api::{Attachment, SessionState},
 };
 
@@ -238,6 +238,9 @@ pub enum EventBody {
         prompt: PromptId,
         /// How the turn ended.
         outcome: TurnOutcome,
+        /// Why it did not complete, for programs.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reason: Option<TurnReason>,
         /// Error message, if the turn did not complete.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         error: Option<String>,

@@ -34,7 +34,7 @@ pub use hint::Hint;
 pub use ids::{BlobId, ImageId, PromptId, SandboxId, SessionId, SnapshotId, TurnId};
 pub use names::{BranchName, PromptText};
 pub use network::NetworkPolicy;
-pub use reason::StateReason;
+pub use reason::{StateReason, TurnReason};
 pub use repository_name::{CheckoutFolder, RepositoryName, RepositoryRef};
 pub use secret::Secret;
 pub use time::Timestamp;

@@ -1,4 +1,4 @@
-//! Reasons for the state of a session.
+//! Reasons for the state of a session, and for the end of a turn.
 
 use crate::text::word_enum;
 
@@ -59,5 +59,31 @@ word_enum!(
         SaveUnknown = "save_unknown",
         /// Archived by a user.
         Archived = "archived",
+    }
+);
+
+word_enum!(
+    /// Why a turn ended without being completed.
+    TurnReason, "turn reason" {
+        /// Failed: neither the agent nor the model wrote anything for the time of `clocks.silence`.
+        Silent = "silent",
+        /// Failed: the agent reported an error, its own or that of the model service.
+        AgentFailed = "agent_failed",
+        /// Failed: the agent's process exited.
+        AgentExited = "agent_exited",
+        /// Failed: the model service rejected the API key.
+        KeyRejected = "key_rejected",
+        /// Failed: the sandbox did not accept the prompt.
+        PromptRefused = "prompt_refused",
+        /// Stopped by a user.
+        Stopped = "stopped",
+        /// Stopped: the turn took longer than `clocks.turn`.
+        TimeLimit = "time_limit",
+        /// Stopped: a user terminated the sandbox.
+        Terminated = "terminated",
+        /// Stopped: the sandbox was shut down.
+        ShutDown = "shut_down",
+        /// Interrupted, or stopped meanwhile: the sandbox died or became unreachable.
+        SandboxLost = "sandbox_lost",
     }
 );

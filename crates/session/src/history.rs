@@ -217,7 +217,13 @@ mod tests {
 
     fn ended() -> EventBody {
         let (prompt, outcome) = (PromptId::random(), TurnOutcome::Completed);
-        EventBody::TurnEnded { prompt, outcome, error: Some("x".repeat(10_000)), millis: 1 }
+        EventBody::TurnEnded {
+            prompt,
+            outcome,
+            reason: None,
+            error: Some("x".repeat(10_000)),
+            millis: 1,
+        }
     }
 
     #[test]

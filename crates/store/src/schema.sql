@@ -119,6 +119,7 @@ CREATE TABLE turns (
     prompt TEXT NOT NULL,
     after_turn BIGINT,
     outcome TEXT,
+    reason TEXT,
     snapshot TEXT,
     drop_reason TEXT,
     input_tokens BIGINT NOT NULL DEFAULT 0,

@@ -1,7 +1,7 @@
 //! Turns: runs of prompts, numbered per session.
 
 use harvest_proto::{
-    PromptId, RepositoryName, SessionId, SnapshotId, Timestamp, TurnId,
+    PromptId, RepositoryName, SessionId, SnapshotId, Timestamp, TurnId, TurnReason,
     api::{DiffStat, Turn},
     event::TurnOutcome,
 };
@@ -123,6 +123,7 @@ fn read(row: &DbRow) -> Result<Turn, StoreError> {
         diff: diff(row)?,
         usage: row::usage(row)?,
         outcome: row::enum_name_optional(row, "outcome")?,
+        reason: row::parsed_optional(row, "reason")?,
         snapshot_id: row::parsed_optional(row, "snapshot")?.filter(|_| !gone),
         dropped: if gone { Some("gone".to_owned()) } else { dropped },
         started_at: row::time(row, "started_at")?,
@@ -159,12 +160,13 @@ pub(crate) async fn end(
     target: &mut Target<'_>,
     turn: &TurnId,
     outcome: TurnOutcome,
+    reason: Option<TurnReason>,
     at: Timestamp,
 ) -> Result<(), StoreError> {
-    let sql = "UPDATE turns SET outcome = $3, ended_at = $4
+    let sql = "UPDATE turns SET outcome = $3, ended_at = $4, reason = $5
          WHERE session = $1 AND id = $2 AND outcome IS NULL";
     let query = target.query(sql).bind(turn.to_string()).bind(to_enum_name(&outcome));
-    let query = query.bind(at.as_millis());
+    let query = query.bind(at.as_millis()).bind(reason.map(TurnReason::as_str));
     target.execute(query).await.map(drop)
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use harvest_proto::{
     AgentName, BranchName, Effort, Event, EventBody, ModelRef, PromptId, RepositoryName, SessionId,
-    SnapshotId, Timestamp, TurnId,
+    SnapshotId, Timestamp, TurnId, TurnReason,
     api::{DiffStat, PromptStatus, PullRequest},
     bridge::OutboxEvent,
     event::{SnapshotKind, TurnOutcome, Usage},
@@ -74,6 +74,7 @@ pub enum Write {
     TurnEnd {
         turn: TurnId,
         outcome: TurnOutcome,
+        reason: Option<TurnReason>,
         at: Timestamp,
     },
     /// Records the git tree of a checkout after a turn.
@@ -245,7 +246,9 @@ async fn apply_one(target: &mut Target<'_>, write: Write) -> Result<(), StoreErr
         Write::TurnInsert { turn, number, prompt, at } => {
             turns::insert(target, &turn, number, &prompt, at).await
         }
-        Write::TurnEnd { turn, outcome, at } => turns::end(target, &turn, outcome, at).await,
+        Write::TurnEnd { turn, outcome, reason, at } => {
+            turns::end(target, &turn, outcome, reason, at).await
+        }
         Write::TurnTree { turn, after, repository, tree, stat } => {
             let tree = TurnTree { turn: after, repository, tree };
             turns::insert_tree(target, &turn, after, tree, stat).await

@@ -75,7 +75,8 @@ fn repository_line(repository: &SessionRepository) -> String {
 fn turn_line(style: Palette, turn: &Turn) -> String {
     let outcome = style.state(&turns::outcome(turn));
     let time = turns::took(turn).map_or_else(String::new, |time| format!(" in {time}"));
+    let why = turn.reason.map_or_else(String::new, |reason| format!(" ({reason})"));
     let saved = turn.snapshot_id.as_ref().map(|snapshot| format!(", saved as {snapshot}"));
     let name = style.dim(&format!("turn {:<9}", turn.number));
-    format!("{name}{outcome}{time}{}\n", saved.unwrap_or_default())
+    format!("{name}{outcome}{why}{time}{}\n", saved.unwrap_or_default())
 }

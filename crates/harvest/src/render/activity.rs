@@ -219,6 +219,7 @@ mod tests {
         let ended = EventBody::TurnEnded {
             prompt: PromptId::random(),
             outcome: TurnOutcome::Completed,
+            reason: None,
             error: None,
             millis: 1,
         };

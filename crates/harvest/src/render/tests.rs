@@ -112,6 +112,7 @@ fn turn_shows_text_and_one_line_per_tool() {
         EventBody::TurnEnded {
             prompt,
             outcome: TurnOutcome::Completed,
+            reason: None,
             error: None,
             millis: 126_000,
         },
@@ -158,6 +159,7 @@ fn untrusted_text_cannot_control_the_terminal() {
         EventBody::TurnEnded {
             prompt,
             outcome: TurnOutcome::Failed,
+            reason: None,
             error: Some(nasty.into()),
             millis: 1,
         },
@@ -353,6 +355,7 @@ fn follower_that_joins_late_invents_no_numbers() {
     let end = || EventBody::TurnEnded {
         prompt: PromptId::random(),
         outcome: TurnOutcome::Stopped,
+        reason: None,
         error: None,
         millis: 2_000,
     };

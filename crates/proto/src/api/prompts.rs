@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AgentName, Effort, ModelRef, PromptId, PromptText, SnapshotId, Timestamp, TurnId,
+    AgentName, Effort, ModelRef, PromptId, PromptText, SnapshotId, Timestamp, TurnId, TurnReason,
     api::DiffStat,
     bridge::Author,
     event::{TurnOutcome, Usage},
@@ -144,6 +144,8 @@ pub struct Turn {
     pub usage: Usage,
     /// How the turn ended; null while it runs.
     pub outcome: Option<TurnOutcome>,
+    /// Why it did not complete.
+    pub reason: Option<TurnReason>,
     /// Snapshot of the sandbox after the turn.
     pub snapshot_id: Option<SnapshotId>,
     /// Why the snapshot no longer exists: `gone` from the disk, `archived`, or a retention rule.

@@ -356,7 +356,7 @@ impl SandboxContent {
                 *progress = PromptProgress::Ended;
             }
         }
-        self.event(EventBody::TurnEnded { prompt, outcome, error: None, millis: 1 });
+        self.event(EventBody::TurnEnded { prompt, outcome, reason: None, error: None, millis: 1 });
         self.turn = None;
     }
 }

@@ -3,7 +3,7 @@
 use std::mem;
 
 use harvest_proto::{
-    PromptId, StateReason, TurnId,
+    PromptId, StateReason, TurnId, TurnReason,
     api::{PromptStatus, SessionState},
     event::{SnapshotKind, TurnOutcome},
 };
@@ -47,7 +47,9 @@ impl<'a> Decider<'a> {
             Input::SlotReleaseRequested => self.slot_release_requested(),
             Input::PromptAccepted { prompt } => self.prompt_accepted(&prompt),
             Input::PromptRefused { prompt, detail } => self.prompt_refused(&prompt, detail),
-            Input::TurnEnded { prompt, outcome } => self.turn_ended(&prompt, outcome),
+            Input::TurnEnded { prompt, outcome, reason } => {
+                self.turn_ended(&prompt, outcome, reason)
+            }
             Input::RequestOpened { request } => self.request_opened(request),
             Input::RequestClosed { request, answered } => self.request_closed(&request, answered),
             Input::Blocked => self.state.blocked = self.state.turn().is_some(),
@@ -187,6 +189,7 @@ impl<'a> Decider<'a> {
             failed_checks: self.state.failed_checks.take(),
             prompt_accepted: false,
             stopping: None,
+            overdue: false,
             question: None,
             handed_over: None,
         });
@@ -276,12 +279,18 @@ impl<'a> Decider<'a> {
 
     /// The sandbox stops at once. A turn in progress ends with it, and not before: until then its
     /// processes may run.
-    pub(super) fn stop_abruptly(&mut self, outcome: TurnOutcome, error: &str, reason: StopReason) {
+    pub(super) fn stop_abruptly(
+        &mut self,
+        outcome: TurnOutcome,
+        why: TurnReason,
+        error: &str,
+        reason: StopReason,
+    ) {
         let mut last_turn = self.state.saved_turn().cloned();
         let ending = self.take_turn().map(|mut turn| {
             last_turn = Some(turn.turn.clone());
             self.requeue_answer(&mut turn);
-            Box::new(EndingTurn { turn, outcome, error: error.to_owned() })
+            Box::new(EndingTurn { turn, outcome, reason: why, error: error.to_owned() })
         });
         self.stop_and_save(SnapshotKind::Recovered, last_turn, reason);
         if let SandboxState::Stopping { disk: DiskOnStop::Save(save), .. } = &mut self.state.sandbox
@@ -293,8 +302,8 @@ impl<'a> Decider<'a> {
     /// The processes of the sandbox are gone: stores the end of the turn that ended with it.
     pub(super) fn record_ending(&mut self, ending: Option<Box<EndingTurn>>) {
         if let Some(ending) = ending {
-            let EndingTurn { turn, outcome, error } = *ending;
-            self.record_turn_end(turn, outcome, Some(error));
+            let EndingTurn { turn, outcome, reason, error } = *ending;
+            self.record_turn_end(turn, outcome, Some(reason), Some(error));
         }
     }
 
@@ -319,10 +328,15 @@ impl<'a> Decider<'a> {
     }
 
     /// The turn ended and the sandbox keeps running: its state is saved before the next prompt.
-    pub(super) fn turn_finished(&mut self, outcome: TurnOutcome, error: Option<String>) {
+    pub(super) fn turn_finished(
+        &mut self,
+        outcome: TurnOutcome,
+        reason: Option<TurnReason>,
+        error: Option<String>,
+    ) {
         let Some(turn) = self.take_turn() else { return };
         let (snapshot, id) = (self.context.snapshot.clone(), turn.turn.clone());
-        self.record_turn_end(turn, outcome, error);
+        self.record_turn_end(turn, outcome, reason, error);
         if let SandboxState::Ready { activity, .. } = &mut self.state.sandbox {
             *activity = Activity::Saving(TurnSave { snapshot, turn: id, deferred: true });
         }
@@ -364,6 +378,7 @@ impl<'a> Decider<'a> {
         &mut self,
         mut turn: Turn,
         outcome: TurnOutcome,
+        reason: Option<TurnReason>,
         error: Option<String>,
     ) {
         let to = match outcome {
@@ -378,6 +393,7 @@ impl<'a> Decider<'a> {
             turn: turn.turn,
             prompt: turn.prompt,
             outcome,
+            reason,
             error,
             millis: millis(self.context.now.since(turn.since)),
         });

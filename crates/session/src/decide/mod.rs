@@ -27,7 +27,7 @@ mod tests;
 mod timers;
 
 use harvest_proto::{
-    PromptId, SandboxId, SnapshotId, StateReason, Timestamp, TurnId,
+    PromptId, SandboxId, SnapshotId, StateReason, Timestamp, TurnId, TurnReason,
     api::{PromptStatus, SessionState},
     bridge::{BootStart, Status},
     event::{SnapshotKind, TurnOutcome},
@@ -161,6 +161,7 @@ pub enum Input {
     TurnEnded {
         prompt: PromptId,
         outcome: TurnOutcome,
+        reason: Option<TurnReason>,
     },
     /// The agent asks the user a question.
     RequestOpened {
@@ -258,6 +259,7 @@ pub enum Action {
         turn: TurnId,
         prompt: PromptId,
         outcome: TurnOutcome,
+        reason: Option<TurnReason>,
         /// The message of the event to write; absent when the supervisor sent the event itself.
         error: Option<String>,
         millis: u64,

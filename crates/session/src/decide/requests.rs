@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use harvest_proto::{PromptId, StateReason, api::PromptStatus, event::TurnOutcome};
+use harvest_proto::{PromptId, StateReason, TurnReason, api::PromptStatus, event::TurnOutcome};
 
 use super::{
     Action, Activity, DiskOnStop, LinkState, Mode, SandboxState, TurnSave, decider::Decider,
@@ -86,7 +86,8 @@ impl Decider<'_> {
         const REASON: StateReason = StateReason::Terminated;
         self.pause(REASON);
         if matches!(self.state.sandbox, SandboxState::Ready { .. }) {
-            self.stop_abruptly(TurnOutcome::Stopped, "the sandbox was terminated", REASON.into());
+            let (outcome, why) = (TurnOutcome::Stopped, TurnReason::Terminated);
+            self.stop_abruptly(outcome, why, "the sandbox was terminated", REASON.into());
         }
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use harvest_proto::{
-    SnapshotId, StateReason,
+    SnapshotId, StateReason, TurnReason,
     bridge::BootStart,
     event::{SnapshotKind, TurnOutcome},
 };
@@ -97,7 +97,7 @@ impl Decider<'_> {
                 let outcome =
                     if stopping { TurnOutcome::Stopped } else { TurnOutcome::Interrupted };
                 let error = format!("the sandbox was lost: {reason}");
-                self.stop_abruptly(outcome, &error, reason.into());
+                self.stop_abruptly(outcome, TurnReason::SandboxLost, &error, reason.into());
             }
             _ => {}
         }
@@ -111,7 +111,8 @@ impl Decider<'_> {
             SandboxState::Ready { .. } => {
                 if let Some(turn) = self.take_turn() {
                     let error = Some("the sandbox is gone".to_owned());
-                    self.record_turn_end(turn, TurnOutcome::Interrupted, error);
+                    let why = Some(TurnReason::SandboxLost);
+                    self.record_turn_end(turn, TurnOutcome::Interrupted, why, error);
                 }
                 self.sandbox_ended("gone".to_owned());
                 self.fail(StateReason::SandboxGone, self.gone_message());

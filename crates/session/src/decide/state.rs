@@ -4,7 +4,7 @@
 use std::{collections::VecDeque, fmt};
 
 use harvest_proto::{
-    PromptId, SandboxId, SnapshotId, StateReason, Timestamp, TurnId,
+    PromptId, SandboxId, SnapshotId, StateReason, Timestamp, TurnId, TurnReason,
     api::SessionState,
     bridge::BootStart,
     event::{SnapshotKind, TurnOutcome},
@@ -164,6 +164,8 @@ pub struct Turn {
     pub prompt_accepted: bool,
     /// When the stop of the turn was requested.
     pub stopping: Option<Timestamp>,
+    /// It is stopped because it took too long.
+    pub overdue: bool,
     pub question: Option<Question>,
     /// Since when the turn is left to the next server; its time limit does not run meanwhile.
     pub handed_over: Option<Timestamp>,
@@ -214,7 +216,16 @@ pub struct StopSave {
 pub struct EndingTurn {
     pub turn: Turn,
     pub outcome: TurnOutcome,
+    pub reason: TurnReason,
     pub error: String,
+}
+
+impl Turn {
+    /// Why a turn that is stopped ends.
+    #[must_use]
+    pub const fn stop_reason(&self) -> TurnReason {
+        if self.overdue { TurnReason::TimeLimit } else { TurnReason::Stopped }
+    }
 }
 
 /// The state that users see.

@@ -1,7 +1,7 @@
 //! Reports of the supervisor inside the sandbox.
 
 use harvest_proto::{
-    PromptId, StateReason,
+    PromptId, StateReason, TurnReason,
     api::PromptStatus,
     bridge::{BootStart, PromptProgress, Status},
     event::{SnapshotKind, TurnOutcome},
@@ -37,7 +37,7 @@ impl Decider<'_> {
         match known.map(|(_, progress)| *progress) {
             None if turn.stopping.is_some() => {
                 let error = Some("stopped before the turn started".to_owned());
-                self.turn_finished(TurnOutcome::Stopped, error);
+                self.turn_finished(TurnOutcome::Stopped, Some(turn.stop_reason()), error);
             }
             None => self.actions.push(Action::SendPrompt {
                 prompt: turn.prompt.clone(),
@@ -126,16 +126,22 @@ impl Decider<'_> {
             && let Some(turn) = self.take_turn()
         {
             let id = turn.turn.clone();
-            self.record_turn_end(turn, TurnOutcome::Failed, Some(detail));
+            let reason = Some(TurnReason::PromptRefused);
+            self.record_turn_end(turn, TurnOutcome::Failed, reason, Some(detail));
             self.stop_and_save(SnapshotKind::Pause, Some(id), StateReason::PromptRefused.into());
         }
     }
 
-    pub(super) fn turn_ended(&mut self, prompt: &PromptId, outcome: TurnOutcome) {
+    pub(super) fn turn_ended(
+        &mut self,
+        prompt: &PromptId,
+        outcome: TurnOutcome,
+        reason: Option<TurnReason>,
+    ) {
         if self.state.turn().is_some_and(|turn| turn.prompt == *prompt) {
             // Not handed over: the sandbox must not be frozen while its disk is captured.
             self.mark_accepted(prompt);
-            self.turn_finished(outcome, None);
+            self.turn_finished(outcome, reason, None);
         }
     }
 

@@ -33,12 +33,13 @@ impl Decider<'_> {
                 self.sandbox_lost("unreachable");
             }
             SandboxState::Ready {
-                activity: Activity::Turn(Turn { stopping: Some(since), .. }),
+                activity: Activity::Turn(turn @ Turn { stopping: Some(since), .. }),
                 ..
             } if now.since(*since) >= timeouts.stop => {
-                let reason = StateReason::Stopped.into();
+                let (why, reason) = (turn.stop_reason(), StateReason::Stopped.into());
                 self.stop_abruptly(
                     TurnOutcome::Stopped,
+                    why,
                     "the agent did not confirm the stop in time",
                     reason,
                 );
@@ -46,7 +47,7 @@ impl Decider<'_> {
             SandboxState::Ready { activity: Activity::Turn(turn), .. }
                 if now.since(turn.since) >= timeouts.turn =>
             {
-                self.request_turn_stop()
+                self.stop_overdue_turn()
             }
             SandboxState::Ready {
                 ready_since,
@@ -65,6 +66,14 @@ impl Decider<'_> {
             SandboxState::Ready { .. } => self.tick_idle(),
             _ => {}
         }
+    }
+
+    fn stop_overdue_turn(&mut self) {
+        if let SandboxState::Ready { activity: Activity::Turn(turn), .. } = &mut self.state.sandbox
+        {
+            turn.overdue = turn.stopping.is_none();
+        }
+        self.request_turn_stop();
     }
 
     fn tick_idle(&mut self) {

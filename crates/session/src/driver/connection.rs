@@ -7,7 +7,7 @@ use harvest_gateway::{DoorListener, ledger::DoorPolicy};
 use harvest_proto::{
     EventBody, SandboxId, SessionId,
     bridge::{BridgeRole, OutboxEvent, ToSupervisor},
-    event::{BootFailure, BootPhase, PhaseStatus},
+    event::{BootFailure, BootPhase, PhaseStatus, TurnOutcome},
 };
 use harvest_store::{StoreError, Write};
 use tokio::{sync::mpsc, time::Instant};
@@ -16,7 +16,7 @@ use super::{ControlFlow, Driver, TaskReport, blobs::store_blobs, commit::EventCo
 use crate::{
     bridge::{Bridge, BridgeError, OpenedBridge, OwnerMessage},
     context::Shared,
-    decide::{Decision, Input, SandboxState, decide},
+    decide::{Decision, Input, SandboxState, State, Turn, decide},
     error_chain::error_chain,
     history::{HistoryBudget, stored_size},
     repositories::PassSpec,
@@ -110,11 +110,12 @@ impl Driver {
         let epoch = connection.epoch;
         let stored = self.stored_in(epoch).unwrap_or(0);
         // After a reconnect the supervisor resends stored events; each must be decided only once.
-        let fresh: Vec<_> = events.into_iter().filter(|event| event.number > stored).collect();
+        let mut fresh: Vec<_> = events.into_iter().filter(|event| event.number > stored).collect();
         let Some(last) = fresh.last().map(|event| event.number) else { return Ok(()) };
         let mut decision = Decision { state: self.state.clone(), actions: Vec::new() };
         let (mut writes, mut history) = (Vec::new(), self.history.clone());
-        for event in &fresh {
+        for event in &mut fresh {
+            add_stop_reason(&mut event.body, &decision.state);
             let input = input_of(epoch, event);
             writes.push(history_write(&mut history, epoch, event.clone()));
             if let Some(input) = input {
@@ -383,6 +384,14 @@ fn history_write(history: &mut HistoryBudget, epoch: u64, event: OutboxEvent) ->
     }
 }
 
+/// The supervisor stops a turn on request; the server knows whose request it was.
+fn add_stop_reason(body: &mut EventBody, state: &State) {
+    if let EventBody::TurnEnded { outcome: TurnOutcome::Stopped, reason: reason @ None, .. } = body
+    {
+        *reason = state.turn().map(Turn::stop_reason);
+    }
+}
+
 /// The input that an event causes, if any.
 fn input_of(epoch: u64, event: &OutboxEvent) -> Option<Input> {
     match &event.body {
@@ -393,8 +402,8 @@ fn input_of(epoch: u64, event: &OutboxEvent) -> Option<Input> {
             let (detail, permanent) = (message.clone(), *permanent);
             Some(Input::BootFailed { epoch, detail, permanent })
         }
-        EventBody::TurnEnded { prompt, outcome, .. } => {
-            Some(Input::TurnEnded { prompt: prompt.clone(), outcome: *outcome })
+        EventBody::TurnEnded { prompt, outcome, reason, .. } => {
+            Some(Input::TurnEnded { prompt: prompt.clone(), outcome: *outcome, reason: *reason })
         }
         EventBody::RequestOpened { request, .. } => {
             Some(Input::RequestOpened { request: request.clone() })
@@ -409,6 +418,25 @@ fn input_of(epoch: u64, event: &OutboxEvent) -> Option<Input> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn overdue_turn_has_its_own_reason() {
+        let mut turn = Turn {
+            prompt: harvest_proto::PromptId::random(),
+            turn: harvest_proto::TurnId::random(),
+            number: 1,
+            since: now(),
+            failed_checks: None,
+            prompt_accepted: true,
+            stopping: Some(now()),
+            overdue: false,
+            question: None,
+            handed_over: None,
+        };
+        assert_eq!(turn.stop_reason().as_str(), "stopped");
+        turn.overdue = true;
+        assert_eq!(turn.stop_reason().as_str(), "time_limit");
+    }
 
     #[test]
     fn useless_connections_are_redialled_with_backoff() {

@@ -88,6 +88,7 @@ mod tests {
             diff: None,
             usage: Default::default(),
             outcome: None,
+            reason: None,
             snapshot_id: None,
             dropped: None,
             started_at: Timestamp::from_millis(0),

@@ -26,10 +26,16 @@ pub(super) fn push(action: &Action, at: Timestamp, writes: &mut Vec<Write>) {
             writes.push(Write::TurnInsert { turn, number, prompt, at });
             None
         }
-        Action::TurnEnded { turn, prompt, outcome, error, millis } => {
-            writes.push(Write::TurnEnd { turn: turn.clone(), outcome, at });
+        Action::TurnEnded { turn, prompt, outcome, reason, error, millis } => {
+            writes.push(Write::TurnEnd { turn: turn.clone(), outcome, reason, at });
             of_turn = Some(turn);
-            error.map(|error| EventBody::TurnEnded { prompt, outcome, error: Some(error), millis })
+            error.is_some().then_some(EventBody::TurnEnded {
+                prompt,
+                outcome,
+                reason,
+                error,
+                millis,
+            })
         }
         Action::SnapshotTaken { snapshot, kind, turn, millis } => {
             of_turn = turn.clone();

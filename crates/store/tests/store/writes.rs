@@ -1,7 +1,7 @@
 //! Every kind of write, read back.
 
 use harvest_proto::{
-    EventBody, PromptId, SandboxId, SnapshotId, StateReason, Timestamp, TurnId,
+    EventBody, PromptId, SandboxId, SnapshotId, StateReason, Timestamp, TurnId, TurnReason,
     api::{PromptStatus, SessionState},
     event::{SnapshotKind, TurnOutcome, Usage},
 };
@@ -33,7 +33,12 @@ async fn every_write_is_read_back(test: TestStore) {
     let begin = Write::TurnInsert { turn: turn.clone(), number: 1, prompt: id.clone(), at: NOW };
     test.commit(&session, vec![prompt(&id), dispatch(&id), begin, driver_state]).await.unwrap();
     let inside = EventBody::Warning { message: "inside".into() };
-    let end = Write::TurnEnd { turn: turn.clone(), outcome: TurnOutcome::Completed, at: NOW };
+    let end = Write::TurnEnd {
+        turn: turn.clone(),
+        outcome: TurnOutcome::Failed,
+        reason: Some(TurnReason::Silent),
+        at: NOW,
+    };
     let done = Write::PromptStatus {
         prompt: id.clone(),
         from: PromptStatus::Dispatched,
@@ -72,8 +77,8 @@ async fn every_write_is_read_back(test: TestStore) {
     );
     let turns = test.store.turn_list(&session).await.unwrap();
     assert_eq!(
-        (turns[0].outcome, turns[0].snapshot_id.clone()),
-        (Some(TurnOutcome::Completed), Some(snapshot))
+        (turns[0].outcome, turns[0].reason, turns[0].snapshot_id.clone()),
+        (Some(TurnOutcome::Failed), Some(TurnReason::Silent), Some(snapshot))
     );
     assert_eq!(test.store.prompt_list(&session).await.unwrap()[0].turn, Some(turn.clone()));
     let events = test.store.event_list(&session, 0, 100).await.unwrap();

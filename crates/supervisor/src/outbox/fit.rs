@@ -227,6 +227,7 @@ mod tests {
             EventBody::TurnEnded {
                 prompt,
                 outcome: TurnOutcome::Failed,
+                reason: None,
                 error: Some(long()),
                 millis: 1,
             },

@@ -10,7 +10,7 @@
 use std::{pin::pin, rc::Rc, time::Duration};
 
 use harvest_proto::{
-    EventBody, TurnId,
+    EventBody, TurnId, TurnReason,
     bridge::{AgentLaunch, Exit, TurnRequest},
     event::TurnOutcome,
 };
@@ -44,15 +44,16 @@ pub(super) struct ActiveTurn {
 
 /// A turn that cannot succeed any more. Its agent is interrupted.
 struct Failing {
-    reason: String,
+    why: TurnReason,
+    error: String,
     /// When the agent is killed.
     deadline: Instant,
 }
 
 impl Failing {
-    fn begin(agent: &mut AgentProcess, reason: String) -> Self {
+    fn begin(agent: &mut AgentProcess, why: TurnReason, error: String) -> Self {
         agent.interrupt();
-        Self { reason, deadline: Instant::now() + INTERRUPT_TIMEOUT }
+        Self { why, error, deadline: Instant::now() + INTERRUPT_TIMEOUT }
     }
 }
 
@@ -77,13 +78,13 @@ impl Progress {
         &mut self,
         signals: Vec<Signal>,
         agent: &mut AgentProcess,
-    ) -> Option<Result<(), String>> {
+    ) -> Option<Result<(), TurnError>> {
         for signal in signals {
             match signal {
                 Signal::Done(result) => return Some(self.result(result)),
                 Signal::Repeated => return Some(Ok(())),
                 Signal::Unrecoverable(reason) if self.failing.is_none() => {
-                    self.failing = Some(Failing::begin(agent, reason));
+                    self.failing = Some(Failing::begin(agent, TurnReason::KeyRejected, reason));
                 }
                 _ => {}
             }
@@ -91,19 +92,23 @@ impl Progress {
         None
     }
 
-    fn result(&mut self, result: Result<(), String>) -> Result<(), String> {
-        match self.failing.take() {
-            Some(failing) => Err(failing.reason),
+    fn result(&mut self, result: Result<(), String>) -> Result<(), TurnError> {
+        let result = match self.failing.take() {
+            Some(failing) => return Err((failing.why, failing.error)),
             None if self.spoke => result,
             None => result.and_then(|()| Err(SILENT_TURN.to_owned())),
-        }
+        };
+        result.map_err(|error| (TurnReason::AgentFailed, error))
     }
 }
 
+/// Why a turn failed, for programs and for people.
+type TurnError = (TurnReason, String);
+
 enum TurnEnd {
-    Done(Result<(), String>),
+    Done(Result<(), TurnError>),
     /// The agent was interrupted for this reason and did not react.
-    Unresponsive(String),
+    Unresponsive(TurnError),
     Stopped,
     Crashed(Exit),
     ShutDown(oneshot::Sender<()>),
@@ -232,7 +237,7 @@ impl Driver {
             }
             DriverInput::Stop => {
                 if let Some(turn) = self.waiting.take() {
-                    self.end(&turn, TurnOutcome::Stopped, None);
+                    self.end(&turn, TurnOutcome::Stopped, None, None);
                 }
             }
             DriverInput::Answer { .. } | DriverInput::ShutDown(_) => {}
@@ -263,24 +268,28 @@ impl Driver {
                 self.crashes = 0;
                 let outcome =
                     if result.is_ok() { TurnOutcome::Completed } else { TurnOutcome::Failed };
-                self.end(&turn, outcome, result.err());
+                let (why, error) = result.err().unzip();
+                self.end(&turn, outcome, why, error);
                 return Some(agent);
             }
-            TurnEnd::Unresponsive(reason) => {
+            TurnEnd::Unresponsive((why, error)) => {
                 self.kill_all(agent).await;
-                self.end(&turn, TurnOutcome::Failed, Some(reason));
+                self.end(&turn, TurnOutcome::Failed, Some(why), Some(error));
             }
             TurnEnd::Stopped => {
                 self.kill_all(agent).await;
-                self.end(&turn, TurnOutcome::Stopped, None);
+                self.end(&turn, TurnOutcome::Stopped, None, None);
             }
             TurnEnd::Crashed(exit) => {
                 self.crashed(exit, agent.stderr_tail());
                 self.kill_all(agent).await;
-                self.end(&turn, TurnOutcome::Failed, Some(format!("the agent {}", describe(exit))));
+                let (why, error) =
+                    (TurnReason::AgentExited, format!("the agent {}", describe(exit)));
+                self.end(&turn, TurnOutcome::Failed, Some(why), Some(error));
             }
             TurnEnd::ShutDown(done) => {
-                self.end(&turn, TurnOutcome::Stopped, Some("the sandbox was shut down".to_owned()));
+                let (why, error) = (TurnReason::ShutDown, "the sandbox was shut down".to_owned());
+                self.end(&turn, TurnOutcome::Stopped, Some(why), Some(error));
                 self.shut_down(agent, done).await;
             }
         }
@@ -307,10 +316,16 @@ impl Driver {
                     Some(DriverInput::Prompt(_)) | None => {}
                 },
                 () = timed_out, if wake_at.is_some() => match progress.failing {
-                    Some(failing) => return TurnEnd::Unresponsive(failing.reason),
+                    Some(failing) => {
+                        return TurnEnd::Unresponsive((failing.why, failing.error));
+                    }
                     // The model or the agent may have written something meanwhile.
                     None if self.silent_at(agent) > wake_at => {}
-                    None => progress.failing = Some(Failing::begin(agent, self.silence())),
+                    None => {
+                        let silence = self.silence();
+                        progress.failing =
+                            Some(Failing::begin(agent, TurnReason::Silent, silence));
+                    }
                 },
                 output = agent.next() => match output {
                     AgentOutput::Exited(exit) => return TurnEnd::Crashed(exit),
@@ -407,10 +422,17 @@ impl Driver {
         self.context.outbox.push(None, EventBody::AgentExited { exit, tail, restarts });
     }
 
-    fn end(&self, turn: &ActiveTurn, outcome: TurnOutcome, error: Option<String>) {
+    // The server adds the reason of a turn that was stopped on its request.
+    fn end(
+        &self,
+        turn: &ActiveTurn,
+        outcome: TurnOutcome,
+        reason: Option<TurnReason>,
+        error: Option<String>,
+    ) {
         let prompt = turn.request.prompt.clone();
         let millis = u64::try_from(turn.started_at.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let body = EventBody::TurnEnded { prompt: prompt.clone(), outcome, error, millis };
+        let body = EventBody::TurnEnded { prompt: prompt.clone(), outcome, reason, error, millis };
         self.context.outbox.push(Some(&turn.request.turn), body);
         self.turns.ended(&prompt);
     }
@@ -467,7 +489,7 @@ impl Driver {
             self.accept(input);
         }
         if let Some(turn) = self.waiting.take() {
-            self.end(&turn, TurnOutcome::Failed, Some(reason));
+            self.end(&turn, TurnOutcome::Failed, Some(TurnReason::AgentExited), Some(reason));
         }
     }
 }

@@ -28,7 +28,7 @@ use std::{
 use cgroups::Cgroups;
 use harness::*;
 use harvest_proto::{
-    EventBody, TurnId,
+    EventBody, TurnId, TurnReason,
     bridge::*,
     event::{BootPhase, PhaseStatus, TurnOutcome},
 };

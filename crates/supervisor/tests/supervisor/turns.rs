@@ -149,9 +149,9 @@ fn silent_turn_fails() {
     owner.phase(BootPhase::Ready, PhaseStatus::Done);
     owner.prompt("hang please");
     let ended = owner.event(|body| matches!(body, EventBody::TurnEnded { .. }));
-    let EventBody::TurnEnded { outcome, error: Some(error), .. } = ended else {
+    let EventBody::TurnEnded { outcome, reason, error: Some(error), .. } = ended else {
         panic!("{ended:?}")
     };
-    assert_eq!(outcome, TurnOutcome::Failed);
+    assert_eq!((outcome, reason), (TurnOutcome::Failed, Some(TurnReason::Silent)));
     assert!(error.starts_with("silent: ") && error.contains("200ms"), "{error}");
 }

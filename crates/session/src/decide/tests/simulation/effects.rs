@@ -168,7 +168,7 @@ impl Simulation {
         if let Some(request) = sandbox.question.take() {
             sandbox.outbox.push(Input::RequestClosed { request, answered: false });
         }
-        sandbox.outbox.push(Input::TurnEnded { prompt, outcome });
+        sandbox.outbox.push(Input::TurnEnded { prompt, outcome, reason: None });
         sandbox.unsaved_turn = true;
     }
 
