@@ -180,6 +180,11 @@ CREATE TABLE diffs (
     text TEXT NOT NULL
 );
 
+CREATE TABLE agent_infos (
+    session TEXT PRIMARY KEY REFERENCES sessions (id) ON DELETE CASCADE,
+    info TEXT NOT NULL
+);
+
 CREATE TABLE snapshots (
     id TEXT NOT NULL,
     session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,

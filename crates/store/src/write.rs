@@ -6,7 +6,7 @@ use std::sync::Arc;
 use harvest_proto::{
     AgentName, BranchName, Effort, Event, EventBody, ModelRef, PromptId, RepositoryName, SessionId,
     SnapshotId, Timestamp, TurnId, TurnReason,
-    api::{DiffStat, PromptStatus, PullRequest},
+    api::{AgentInfo, DiffStat, PromptStatus, PullRequest},
     bridge::OutboxEvent,
     event::{SnapshotKind, TurnOutcome, Usage},
 };
@@ -111,6 +111,8 @@ pub enum Write {
     Title(String),
     /// Another agent continues the session.
     Agent(AgentName),
+    /// What the agent said of itself.
+    AgentInfo(Box<AgentInfo>),
     /// The session continues with this model.
     Model(ModelRef),
     /// The session continues with this effort.
@@ -261,6 +263,7 @@ async fn apply_one(target: &mut Target<'_>, write: Write) -> Result<(), StoreErr
         Write::ChildOf(lineage) => children::insert(target, lineage).await,
         Write::Title(title) => sessions::set_title(target, title).await,
         Write::Agent(agent) => sessions::set_agent(target, agent).await,
+        Write::AgentInfo(info) => sessions::set_agent_info(target, &info).await,
         Write::Model(model) => sessions::set_model(target, model).await,
         Write::Effort(effort) => sessions::set_effort(target, effort).await,
         Write::DefaultBase { repository, base } => {

@@ -27,10 +27,7 @@ fn text(style: Palette, session: &Session, turns: &[Turn]) -> String {
         ("title", truncate(&session.title, 100)),
         ("state", format!("{} ({})", session.state.as_str(), session.reason)),
         ("branch", session.branch.to_string()),
-        (
-            "agent",
-            format!("{} ({})", session.agent, session.model.as_deref().unwrap_or("default model")),
-        ),
+        ("agent", agent_line(session)),
         ("network", session.network.to_string()),
         ("author", format!("{} <{}>", session.author.name, session.author.email)),
         ("tokens", format!("{read} in, {} out", usage.output_tokens)),
@@ -38,6 +35,9 @@ fn text(style: Palette, session: &Session, turns: &[Turn]) -> String {
     ];
     let mut add = |name, value: Option<String>| lines.extend(value.map(|value| (name, value)));
     add("slot queue", session.position.map(|position| format!("position {position}")));
+    for server in session.agent_info.iter().flat_map(|info| &info.mcp) {
+        add("mcp server", Some(format!("{} {}", server.name, server.state)));
+    }
     for repository in &session.repositories {
         add("repository", Some(repository_line(repository)));
     }
@@ -65,6 +65,17 @@ fn text(style: Palette, session: &Session, turns: &[Turn]) -> String {
         format!("{}{value}\n", style.dim(&format!("{name:<14}")))
     });
     lines.chain(turns.iter().map(|turn| turn_line(style, turn))).collect()
+}
+
+/// `claude 2.1.325 (opus, effort high)`
+fn agent_line(session: &Session) -> String {
+    let info = session.agent_info.as_ref();
+    let version = info.and_then(|info| info.version.as_deref()).map(|text| format!(" {text}"));
+    let said = info.and_then(|info| info.model.as_deref());
+    let model = session.model.as_deref().or(said).unwrap_or("default model");
+    let effort = session.effort.map(|effort| format!(", effort {effort}"));
+    let [version, effort] = [version, effort].map(Option::unwrap_or_default);
+    format!("{}{version} ({model}{effort})", session.agent)
 }
 
 fn repository_line(repository: &SessionRepository) -> String {

@@ -48,8 +48,8 @@ pub use sandboxes::{
 };
 pub use secrets::SetSecret;
 pub use sessions::{
-    CreateSession, ForkSession, RestoreSession, Session, SessionRepository, SessionState,
-    UseRepository,
+    AgentInfo, CreateSession, ForkSession, RestoreSession, Session, SessionRepository,
+    SessionState, UseRepository,
 };
 pub use snapshots::{PinSnapshot, Snapshot, SnapshotOwner, StoredSnapshot};
 pub use sockets::{STDERR, STDOUT, SocketIn, SocketOut};

@@ -9,7 +9,7 @@ use crate::{
     RepositoryRef, SandboxId, SessionId, SnapshotId, StateReason, Timestamp,
     api::{CreateAttachment, PullRequest},
     bridge::Author,
-    event::Usage,
+    event::{McpServer, Usage},
 };
 
 /// State of a session.
@@ -62,6 +62,18 @@ impl SessionState {
             Self::Archived => "archived",
         }
     }
+}
+
+/// What the agent of a session said of itself when it was last started.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct AgentInfo {
+    /// Version of the agent, if it says so.
+    pub version: Option<String>,
+    /// Model it requests, if it says so.
+    pub model: Option<String>,
+    /// Its MCP servers and their states; empty if it does not say.
+    pub mcp: Vec<McpServer>,
 }
 
 /// `POST /v1/sessions`: creates a session.
@@ -177,6 +189,8 @@ pub struct Session {
     pub model: Option<ModelRef>,
     /// How much the model thinks; null for the agent's default.
     pub effort: Option<Effort>,
+    /// What the agent said of itself; null before it was ready.
+    pub agent_info: Option<AgentInfo>,
     /// Network policy: `none` or `trusted`.
     pub network: NetworkPolicy,
     /// Provider that runs the sandbox: `local`.

@@ -6,6 +6,7 @@ use std::{sync::Arc, time::Duration};
 use harvest_gateway::{DoorListener, ledger::DoorPolicy};
 use harvest_proto::{
     EventBody, SandboxId, SessionId,
+    api::AgentInfo,
     bridge::{BridgeRole, OutboxEvent, ToSupervisor},
     event::{BootFailure, BootPhase, PhaseStatus, TurnOutcome},
 };
@@ -118,6 +119,7 @@ impl Driver {
             add_stop_reason(&mut event.body, &decision.state);
             let input = input_of(epoch, event);
             writes.push(history_write(&mut history, epoch, event.clone()));
+            writes.extend(agent_info(&event.body).map(|info| Write::AgentInfo(Box::new(info))));
             if let Some(input) = input {
                 let Decision { state, mut actions } = decision;
                 decision = self.decide_with(|context| decide(state, input, context));
@@ -382,6 +384,12 @@ fn history_write(history: &mut HistoryBudget, epoch: u64, event: OutboxEvent) ->
         }
         None => Write::OutboxSkip { epoch, number },
     }
+}
+
+/// What the agent says of itself, to be kept with the session.
+fn agent_info(body: &EventBody) -> Option<AgentInfo> {
+    let EventBody::AgentReady { version, model, mcp } = body else { return None };
+    Some(AgentInfo { version: version.clone(), model: model.clone(), mcp: mcp.clone() })
 }
 
 /// The supervisor stops a turn on request; the server knows whose request it was.

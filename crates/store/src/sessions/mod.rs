@@ -23,8 +23,8 @@ use crate::{
 pub use list::{SessionCursor, SessionFilter, SessionPage, SessionSummary};
 pub use update::DriverState;
 pub(crate) use update::{
-    add_usage, advance, set_agent, set_diff, set_driver_state, set_effort, set_model, set_position,
-    set_title,
+    add_usage, advance, set_agent, set_agent_info, set_diff, set_driver_state, set_effort,
+    set_model, set_position, set_title,
 };
 
 #[derive(Debug, Clone, PartialEq)]
@@ -83,6 +83,7 @@ const SELECT: &str = "SELECT s.id, s.title, s.state, s.reason, s.position, s.rep
      s.effort, s.network, s.provider, s.author_name, s.author_email, s.conversation, s.sandbox, s.epoch, s.snapshot, s.forked_from, \
      s.forked_turn, s.key, s.env, s.no_questions, s.driver_state, s.input_tokens, s.output_tokens, \
      s.cache_read_tokens, s.cache_write_tokens, s.next_seq, s.history_bytes, s.created_at, s.last_activity, \
+     (SELECT info FROM agent_infos a WHERE a.session = s.id) AS agent_info, \
      (SELECT COUNT(*) FROM turns t WHERE t.session = s.id) AS turns, \
      (SELECT COUNT(*) FROM prompts p WHERE p.session = s.id AND p.status = 'queued') AS queued \
      FROM sessions s ";
@@ -196,6 +197,7 @@ fn read(row: &DbRow) -> Result<SessionRecord, StoreError> {
         agent: row::parsed(row, "agent")?,
         model: row::parsed_optional(row, "model")?,
         effort: row::parsed_optional(row, "effort")?,
+        agent_info: row::json_optional(row, "agent_info")?,
         network: row::parsed(row, "network")?,
         provider: row::text(row, "provider")?,
         author: row::author(row)?,

@@ -1,14 +1,15 @@
 //! Updates of a session's row and of its diff, as part of a commit.
 
 use harvest_proto::{
-    AgentName, Effort, ModelRef, SandboxId, SnapshotId, StateReason, Timestamp, api::SessionState,
+    AgentName, Effort, ModelRef, SandboxId, SnapshotId, StateReason, Timestamp,
+    api::{AgentInfo, SessionState},
     event::Usage,
 };
 
 use crate::{
     StoreError,
     events::HISTORY_BYTES,
-    row::{MAX_COUNT, bigint, bounded, replace_nul, to_enum_name},
+    row::{MAX_COUNT, bigint, bounded, replace_nul, to_enum_name, to_json},
     target::Target,
 };
 
@@ -106,6 +107,16 @@ pub(crate) async fn set_diff(target: &mut Target<'_>, diff: String) -> Result<()
     let sql = "INSERT INTO diffs (session, text) VALUES ($1, $2)
          ON CONFLICT (session) DO UPDATE SET text = excluded.text";
     set_text(target, sql, diff).await
+}
+
+// Not a column of `sessions` for the same reason.
+pub(crate) async fn set_agent_info(
+    target: &mut Target<'_>,
+    info: &AgentInfo,
+) -> Result<(), StoreError> {
+    let sql = "INSERT INTO agent_infos (session, info) VALUES ($1, $2)
+         ON CONFLICT (session) DO UPDATE SET info = excluded.info";
+    set_text(target, sql, to_json(info)).await
 }
 
 async fn set_text(

@@ -2,8 +2,8 @@
 
 use harvest_proto::{
     EventBody, PromptId, SandboxId, SnapshotId, StateReason, Timestamp, TurnId, TurnReason,
-    api::{PromptStatus, SessionState},
-    event::{SnapshotKind, TurnOutcome, Usage},
+    api::{AgentInfo, PromptStatus, SessionState},
+    event::{McpServer, McpState, SnapshotKind, TurnOutcome, Usage},
 };
 use harvest_store::{DriverState, Removal, StoreError, Write};
 
@@ -50,8 +50,12 @@ async fn every_write_is_read_back(test: TestStore) {
         turn: Some(turn.clone()),
         at: NOW,
     };
+    let server = McpServer { name: "harvest".into(), state: McpState::Connected };
+    let info = AgentInfo { version: Some("2.1".into()), model: None, mcp: vec![server] };
     let texts = [
         Write::Title("title".into()),
+        Write::AgentInfo(Box::default()),
+        Write::AgentInfo(Box::new(info.clone())),
         Write::DefaultBase { repository: "o/r".parse().unwrap(), base: "main".parse().unwrap() },
         Write::DefaultBase { repository: "o/r".parse().unwrap(), base: "another".parse().unwrap() },
         Write::BaseCommit { repository: "o/r".parse().unwrap(), commit: "c1".into() },
@@ -75,6 +79,7 @@ async fn every_write_is_read_back(test: TestStore) {
         (checkout.pushed_commit.as_deref(), checkout.reviewed_commit.as_deref()),
         (Some("c2"), Some("c3"))
     );
+    assert_eq!(test.store.session_get(&session).await.unwrap().session.agent_info, Some(info));
     let turns = test.store.turn_list(&session).await.unwrap();
     assert_eq!(
         (turns[0].outcome, turns[0].reason, turns[0].snapshot_id.clone()),

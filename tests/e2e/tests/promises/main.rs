@@ -42,6 +42,7 @@ mod resource_limits;
 mod sandboxes;
 mod secrets;
 mod session_output;
+mod show_agent;
 mod shutdown;
 mod slow_readers;
 mod standalone_sandboxes;

@@ -1,0 +1,25 @@
+//! `harvest show`: what the agent said of itself.
+
+use harvest_e2e::Host;
+use harvest_proto::{api::Session, event::McpState};
+use serde_json::json;
+
+use crate::{completed, prompt_options::create};
+
+#[tokio::test]
+async fn show_lists_agent_version_and_servers() {
+    let host = Host::start().await;
+    let script = json!([{ "text": "done" }]);
+    let body = json!({ "agent": "claude", "model": "scripted", "network": "none",
+                       "prompt": format!("Say it.\nscript: {script}") });
+    let session = create(&host, body).await;
+    host.follow(session.clone()).until("the turn", completed).await;
+    let id = session.to_string();
+    let shown = host.harvest(["show", &id]).stdout;
+    assert!(shown.contains("claude 2."), "{shown}");
+    assert!(shown.contains("mcp server    harvest connected"), "{shown}");
+    let shown = host.harvest(["show", &id, "--json"]).stdout;
+    let info = serde_json::from_str::<Session>(&shown).unwrap().agent_info.unwrap();
+    assert!(info.version.is_some() && info.model.is_some(), "{info:?}");
+    assert!(info.mcp.iter().any(|one| one.name == "harvest" && one.state == McpState::Connected));
+}
