@@ -23,8 +23,8 @@ pub(crate) use sandbox::{
 };
 pub(crate) use server::{ApiArgs, CompletionArgs, ConfigArgs, CreateTokenArgs, TokenCommand};
 pub(crate) use session::{
-    DiffArgs, EventsArgs, ForkArgs, LogsArgs, LsArgs, PrCommand, PromptArgs, QueueCommand,
-    RestoreArgs, RmArgs, RunArgs, SendArgs,
+    ArtifactsArgs, DiffArgs, EventsArgs, ForkArgs, LogsArgs, LsArgs, PrCommand, PromptArgs,
+    QueueCommand, RestoreArgs, RmArgs, RunArgs, SendArgs,
 };
 
 /// Background coding agents on machines you own: a prompt goes in, a tested pull request comes out.
@@ -119,6 +119,8 @@ pub(crate) enum Command {
     Show(SessionArg),
     /// Follow a session live; Ctrl-C detaches
     Attach(SessionArg),
+    /// List the files that the agent handed over, or download one
+    Artifacts(ArtifactsArgs),
     /// Queue a prompt, or answer the agent's question
     Send(SendArgs),
     /// List, move and remove queued prompts

@@ -324,6 +324,9 @@ fn default_lines(body: &EventBody, width: usize) -> Vec<String> {
         EventBody::PushRefused { repository, reason } => {
             vec![format!("Refused a push to {repository}: {reason}")]
         }
+        EventBody::Artifact { name, bytes, .. } => {
+            vec![format!("Handed over {name} ({})", crate::cli::units::bytes(*bytes))]
+        }
         EventBody::Warning { message } => vec![format!("warning: {message}")],
         EventBody::Blocked { criterion, error, needed_action, .. } => vec![
             format!("Blocked: {criterion}"),

@@ -312,6 +312,7 @@ async fn open_parts(
             trusted: Vec::new(),
             private_hosts: PrivateHosts::new(config.private_hosts.clone()),
             budget_tokens: config.budget_tokens,
+            artifacts: Some(config.home.join("artifacts")),
         },
     };
     ServerParts::open_with_trusted(dependencies, trusted(config, options.host_registries))

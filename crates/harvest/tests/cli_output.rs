@@ -36,7 +36,7 @@ const SESSIONS: &[&str] = &[
     "archive",
     "rm",
 ];
-const HISTORY: &[&str] = &["turns", "diff", "logs", "events", "pr"];
+const HISTORY: &[&str] = &["turns", "diff", "logs", "events", "artifacts", "pr"];
 const SANDBOXES: &[&str] = &["exec", "shell", "cp", "sandbox"];
 const STORAGE: &[&str] = &["image", "snapshot", "volume", "df", "gc"];
 const REPOSITORIES: &[&str] = &["repo", "memory", "secret", "models", "net"];

@@ -190,6 +190,15 @@ pub enum EventBody {
         /// What a person has to do.
         needed_action: String,
     },
+    /// The agent handed over a file: `GET /v1/sessions/{session}/artifacts/{name}`.
+    Artifact {
+        /// Its name.
+        name: String,
+        /// Its type, as the agent declared it.
+        media_type: String,
+        /// Its size.
+        bytes: u64,
+    },
     /// A model call failed and the agent will retry it.
     Retry {
         /// Number of the next attempt.

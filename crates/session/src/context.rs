@@ -6,9 +6,10 @@ use harvest_proto::api::Session;
 use harvest_store::{Lease, Store};
 
 use crate::{
-    error::SessionError, monotonic_clock::MonotonicClock, removals::Removals,
-    repositories::Repositories, retention::RetentionEnforcer, root_locks::RootLocks,
-    sandbox_context::SandboxContext, tasks::Tasks, timeouts::Timeouts, tool_host::FindToolHost,
+    artifacts::ArtifactFiles, error::SessionError, monotonic_clock::MonotonicClock,
+    removals::Removals, repositories::Repositories, retention::RetentionEnforcer,
+    root_locks::RootLocks, sandbox_context::SandboxContext, tasks::Tasks, timeouts::Timeouts,
+    tool_host::FindToolHost,
 };
 
 pub(crate) struct Shared {
@@ -21,6 +22,7 @@ pub(crate) struct Shared {
     pub(crate) sandboxes: Arc<SandboxContext>,
     pub(crate) repositories: Repositories,
     pub(crate) removals: Arc<Removals>,
+    pub(crate) artifacts: Arc<ArtifactFiles>,
     pub(crate) retention: Arc<RetentionEnforcer>,
     /// Set when the sessions are open.
     pub(crate) tool_host: OnceLock<FindToolHost>,

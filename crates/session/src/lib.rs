@@ -11,6 +11,7 @@
 
 mod accounts;
 mod agents;
+mod artifacts;
 pub mod bridge;
 mod check_slots;
 mod checkout;

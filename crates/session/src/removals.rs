@@ -1,6 +1,6 @@
-//! Removes unused sandboxes, snapshots, state volumes and forge copies. The transaction that
-//! deletes the last user of such an object also records its removal; after a crash, the next server
-//! continues. Objects in use are never removed here.
+//! Removes unused sandboxes, snapshots, artifacts, state volumes and forge copies. The transaction
+//! that deletes the last user of such an object also records its removal; after a crash, the next
+//! server continues. Objects in use are never removed here.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,6 +8,7 @@ use harvest_store::{Lease, Removal, Store};
 use tokio::{sync::Notify, time::Instant};
 
 use crate::{
+    artifacts::ArtifactFiles,
     error_chain::error_chain,
     forge::Forge,
     jobs::{Job, JobError},
@@ -22,6 +23,7 @@ const RECLAIM_DELAY: Duration = Duration::from_secs(2);
 pub(crate) struct Removals {
     pub(crate) store: Store,
     pub(crate) lease: Lease,
+    pub(crate) artifacts: Arc<ArtifactFiles>,
     pub(crate) forge: Arc<dyn Forge>,
     pub(crate) sandboxes: Arc<SandboxContext>,
     /// Wakes the background job.
@@ -89,6 +91,11 @@ async fn remove(shared: &Removals, removal: &Removal) -> Result<(), SandboxError
             Some(snapshots) => snapshots.remove(snapshot).await,
             None => Ok(()),
         },
+        Removal::Artifact(sha256) => {
+            shared.artifacts.remove(&shared.store, sha256).await.map_err(|source| {
+                SandboxError::failed("cannot remove the content of an artifact", source)
+            })
+        }
         Removal::State(repository) => match shared.sandboxes.provider.host() {
             Some(host) => host.state_delete(repository).await,
             None => Ok(()),

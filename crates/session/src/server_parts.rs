@@ -1,7 +1,10 @@
 //! Builds accounts, repositories, sandboxes and sessions from the dependencies that the binary
 //! provides.
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    path::PathBuf,
+    sync::{Arc, OnceLock},
+};
 
 use futures_util::FutureExt;
 use harvest_gateway::{PrivateHosts, vault::Vault};
@@ -12,6 +15,7 @@ use tokio::sync::Notify;
 use crate::{
     accounts::Accounts,
     agents::{Agents, ConfiguredAgents},
+    artifacts::ArtifactFiles,
     check_slots::CheckSlots,
     context::Shared,
     doors::Doors,
@@ -47,6 +51,8 @@ pub struct Config {
     pub private_hosts: PrivateHosts,
     /// The token budget of a session, input and output; beyond it model calls are refused.
     pub budget_tokens: Option<u64>,
+    /// The folder for the contents of artifacts; without it they are refused.
+    pub artifacts: Option<PathBuf>,
 }
 
 /// Everything the parts of a server depend on.
@@ -115,9 +121,15 @@ async fn shared(
     let sandboxes = Arc::new(sandbox_context(&dependencies, &timeouts, &tasks));
     let Dependencies { store, lease, forge, config, .. } = dependencies;
     let clock = MonotonicClock::open(&store).await?;
+    let artifacts = Arc::new(ArtifactFiles::new(config.artifacts));
+    tasks.spawn({
+        let (artifacts, store) = (Arc::clone(&artifacts), store.clone());
+        async move { artifacts.remove_orphans(&store).await }
+    });
     let removals = Arc::new(Removals {
         store: store.clone(),
         lease,
+        artifacts: Arc::clone(&artifacts),
         forge: Arc::clone(&forge),
         sandboxes: Arc::clone(&sandboxes),
         wake: Arc::new(Notify::new()),
@@ -142,6 +154,7 @@ async fn shared(
         sandboxes,
         repositories,
         removals,
+        artifacts,
         retention: Arc::new(retention),
         tool_host: OnceLock::new(),
         spawning: RootLocks::default(),

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod append;
+mod artifacts;
 mod batch;
 mod blobs;
 mod builds;

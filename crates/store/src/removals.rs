@@ -14,6 +14,8 @@ pub enum Removal {
     /// A sandbox with its disk.
     Sandbox(SandboxId),
     Snapshot(SnapshotId),
+    /// The content of an artifact, by its SHA-256.
+    Artifact(String),
     /// The `/mnt/state` folder of a repository.
     State(RepositoryName),
     /// The copy of a repository on the local forge. Nothing to remove when the URL is not the
@@ -30,6 +32,7 @@ impl Removal {
         match self {
             Self::Sandbox(id) => ("sandbox", id.to_string()),
             Self::Snapshot(id) => ("snapshot", id.to_string()),
+            Self::Artifact(sha256) => ("artifact", sha256.clone()),
             Self::State(repository) => ("state", repository.to_string()),
             // A URL contains no space.
             Self::ForgeCopy { url, secret: Some(secret) } => {
@@ -80,6 +83,7 @@ fn read(row: &DbRow) -> Result<Removal, StoreError> {
     Ok(match row::text(row, "kind")?.as_str() {
         "sandbox" => Removal::Sandbox(row::parsed(row, "id")?),
         "snapshot" => Removal::Snapshot(row::parsed(row, "id")?),
+        "artifact" => Removal::Artifact(row::text(row, "id")?),
         "state" => Removal::State(row::parsed(row, "id")?),
         "forge_copy" => {
             let id = row::text(row, "id")?;

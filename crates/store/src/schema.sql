@@ -185,6 +185,18 @@ CREATE TABLE agent_infos (
     info TEXT NOT NULL
 );
 
+CREATE TABLE artifacts (
+    session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    name TEXT NOT NULL,
+    media_type TEXT NOT NULL,
+    bytes BIGINT NOT NULL,
+    sha256 TEXT NOT NULL,
+    created_at BIGINT NOT NULL,
+    PRIMARY KEY (session, name)
+);
+
+CREATE INDEX artifacts_by_content ON artifacts (sha256);
+
 CREATE TABLE snapshots (
     id TEXT NOT NULL,
     session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,

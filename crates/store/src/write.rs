@@ -6,13 +6,13 @@ use std::sync::Arc;
 use harvest_proto::{
     AgentName, BranchName, Effort, Event, EventBody, ModelRef, PromptId, RepositoryName, SessionId,
     SnapshotId, Timestamp, TurnId, TurnReason,
-    api::{AgentInfo, DiffStat, PromptStatus, PullRequest},
+    api::{AgentInfo, Artifact, DiffStat, PromptStatus, PullRequest},
     bridge::OutboxEvent,
     event::{SnapshotKind, TurnOutcome, Usage},
 };
 
 use crate::{
-    DbConnection, Lease, StoreError,
+    DbConnection, Lease, StoreError, artifacts,
     checkouts::{self, CheckoutColumn},
     children::{self, Lineage},
     events::{self, NewEvents},
@@ -129,6 +129,8 @@ pub enum Write {
     },
     /// Stores the session's changes as a diff.
     Diff(String),
+    /// Adds a file that the agent handed over; its content is stored already.
+    Artifact(Box<Artifact>),
     /// Adds to the token usage of the session and of its turn in progress.
     Usage(Usage),
     /// Records a push through the git door.
@@ -162,6 +164,7 @@ impl Write {
                 | Self::EventInTurn { .. }
                 | Self::PromptInsert(_)
                 | Self::Diff(_)
+                | Self::Artifact(_)
                 | Self::TurnTree { .. }
         )
     }
@@ -282,6 +285,7 @@ async fn apply_one(target: &mut Target<'_>, write: Write) -> Result<(), StoreErr
         Write::Reviewed { repository, commit } => {
             checkouts::update(target, CheckoutColumn::Reviewed, repository, commit).await
         }
+        Write::Artifact(artifact) => artifacts::insert(target, *artifact).await,
         Write::Usage(usage) => sessions::add_usage(target, usage).await,
         Write::CreatedId { key, id } => idempotency::add_created_id(target, key, id).await,
         Write::Position(position) => sessions::set_position(target, position).await,

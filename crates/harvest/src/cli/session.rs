@@ -191,6 +191,17 @@ pub(crate) struct RestoreArgs {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct ArtifactsArgs {
+    /// The session: an id, an id prefix, or `-` for the newest
+    pub(crate) session: String,
+    /// The artifact to download [default: list them]
+    pub(crate) name: Option<String>,
+    /// Where to save it; `-` prints it [default: a file of its name in the current folder]
+    #[arg(short, long, value_name = "FILE", requires = "name")]
+    pub(crate) output: Option<std::path::PathBuf>,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct RmArgs {
     /// The sessions
     #[arg(required = true)]

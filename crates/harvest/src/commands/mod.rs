@@ -3,6 +3,7 @@
 mod answers;
 mod api;
 mod archive;
+mod artifacts;
 mod attach;
 mod background;
 mod completion;
@@ -80,6 +81,7 @@ pub(crate) async fn run(ctx: &Invocation, command: Option<Command>) -> Result<u8
         Command::Show(args) => show::run(ctx, &args).await,
         Command::Attach(args) => attach::run(ctx, &args).await,
         Command::Send(args) => send::run(ctx, args).await,
+        Command::Artifacts(args) => artifacts::run(ctx, args).await,
         Command::Queue(verb) => queue::run(ctx, &verb).await,
         Command::Stop(args) => stop::run(ctx, &args).await,
         Command::Pause(args) => pause::run(ctx, &args).await,

@@ -1,5 +1,6 @@
 //! Bodies of the HTTP API, shared by the server, the CLI and the tests. One file per resource.
 
+mod artifacts;
 mod common;
 mod diffs;
 mod disks;
@@ -20,6 +21,10 @@ mod sockets;
 mod tokens;
 mod volumes;
 
+pub use artifacts::{
+    Artifact, InvalidArtifact, MAX_ARTIFACT_BYTES, MAX_ARTIFACTS_BYTES, check_artifact_name,
+    check_media_type,
+};
 pub use common::{Page, Problem};
 pub use diffs::{ChangeKind, DiffFiles, DiffStat, FileChange, FileChanges, FileDiff};
 pub use disks::{

@@ -1,6 +1,7 @@
 //! One file per resource: its `routes()` and its handlers. A handler parses the request, calls
 //! `Accounts`, `Repositories`, `Sandboxes` or `Sessions` and builds the response.
 
+mod artifacts;
 mod blobs;
 mod events;
 mod exec;
@@ -42,6 +43,7 @@ pub(crate) fn routes() -> Routes<ServerState> {
         snapshots::routes(),
         retention::routes(),
         events::routes(),
+        artifacts::routes(),
         blobs::routes(),
         exec::routes(),
         files::routes(),

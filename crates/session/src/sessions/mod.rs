@@ -1,5 +1,6 @@
 //! The sessions of a server. Changes go through the session's driver, reads to the store.
 
+mod artifacts;
 mod attachments;
 mod children;
 mod create;

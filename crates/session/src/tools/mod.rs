@@ -1,6 +1,7 @@
 //! The tools that a session's agent calls at the tools door of the gateway. One file per topic;
 //! each tool has a definition, which agents read, and an operation.
 
+mod artifacts;
 mod definition;
 mod memory;
 mod run_tests;
@@ -29,7 +30,8 @@ pub(crate) struct SessionTools {
 #[async_trait]
 impl Tools for SessionTools {
     fn list(&self) -> Vec<Value> {
-        let own = session::DEFINITIONS.iter().chain([&run_tests::DEFINITION]);
+        let own =
+            session::DEFINITIONS.iter().chain([&run_tests::DEFINITION, &artifacts::DEFINITION]);
         let all = own.chain(&memory::DEFINITIONS);
         all.map(Definition::to_json).collect()
     }
@@ -38,6 +40,7 @@ impl Tools for SessionTools {
         let result = match session::call(self, name, &arguments).await {
             Some(result) => result,
             None if name == run_tests::DEFINITION.name => run_tests::call(self, arguments).await,
+            None if name == artifacts::DEFINITION.name => artifacts::call(self, arguments).await,
             None => memory::call(self, name, arguments).await?,
         };
         Some(result.unwrap_or_else(|error| failure(&error)))

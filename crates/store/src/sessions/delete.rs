@@ -3,7 +3,7 @@
 use harvest_proto::{SandboxId, SessionId, SnapshotId, Timestamp, api::SessionState};
 
 use crate::{
-    DbConnection, Lease, Store, StoreError, idempotency, leases,
+    DbConnection, Lease, Store, StoreError, artifacts, idempotency, leases,
     removals::{self, Removal},
     reserve::OnFullDisk,
     row::{self, to_enum_name},
@@ -11,8 +11,8 @@ use crate::{
 
 impl Store {
     /// Deletes a session with everything in it, and adds removals for its sandbox, for the
-    /// snapshots that no other session uses, and for `also`, which only the session's driver knows.
-    /// Returns these removals.
+    /// snapshots and the contents of artifacts that no other session uses, and for `also`, which
+    /// only the session's driver knows. Returns these removals.
     pub async fn session_delete(
         &self,
         session: &SessionId,
@@ -56,6 +56,7 @@ impl Store {
                         return Ok(None);
                     }
                     let mut removals = removals_of(connection, &session).await?;
+                    removals.extend(artifacts::removals_of(connection, &session).await?);
                     removals.extend(
                         also.into_iter().filter(|one| !removals.contains(one)).collect::<Vec<_>>(),
                     );

@@ -1,7 +1,11 @@
 //! Prompts: order of the queue, and at most one dispatched.
 
-use harvest_proto::{PromptId, api::Attachment, image::ImageType};
-use harvest_store::{NewAttachment, NewPrompt, StoreError, Write};
+use harvest_proto::{
+    PromptId,
+    api::{Artifact, Attachment},
+    image::ImageType,
+};
+use harvest_store::{NewAttachment, NewPrompt, Removal, StoreError, Write};
 
 use crate::test_store::{NOW, TestStore, author, dispatch, on_both, prompt};
 
@@ -11,6 +15,7 @@ on_both! {
     queue_keeps_its_given_order,
     nul_characters_are_replaced,
     attachments_go_with_their_session,
+    artifact_contents_go_with_their_last_session,
 }
 
 async fn at_most_one_prompt_is_dispatched(test: TestStore) {
@@ -102,4 +107,25 @@ async fn attachments_go_with_their_session(test: TestStore) {
     assert!(test.store.attachment_get(&session, &id, 3).await.is_err());
     test.store.session_delete(&session, test.lease, Vec::new(), NOW).await.unwrap();
     assert!(test.store.attachment_get(&session, &id, 1).await.is_err());
+}
+
+async fn artifact_contents_go_with_their_last_session(test: TestStore) {
+    let (one, two) = (test.session().await, test.session().await);
+    let artifact = |name: &str| Artifact {
+        name: name.into(),
+        media_type: "text/plain".into(),
+        bytes: 7,
+        sha256: "c0ffee".into(),
+        created_at: NOW,
+    };
+    let add = |name| Write::Artifact(Box::new(artifact(name)));
+    test.commit(&one, vec![add("a"), add("b")]).await.unwrap();
+    assert!(matches!(test.commit(&one, vec![add("a")]).await, Err(StoreError::Exists { .. })));
+    test.commit(&two, vec![add("a")]).await.unwrap();
+    assert_eq!(test.store.artifact_list(&one).await.unwrap(), [artifact("a"), artifact("b")]);
+    let left = test.store.session_delete(&one, test.lease, Vec::new(), NOW).await.unwrap();
+    assert!(left.is_empty() && test.store.artifact_exists("c0ffee").await.unwrap());
+    let last = test.store.session_delete(&two, test.lease, Vec::new(), NOW).await.unwrap();
+    assert_eq!(last, [Removal::Artifact("c0ffee".into())]);
+    assert!(!test.store.artifact_exists("c0ffee").await.unwrap());
 }

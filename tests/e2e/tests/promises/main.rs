@@ -7,6 +7,7 @@ mod agent_images;
 mod agent_shells;
 mod agents;
 mod app_folder;
+mod artifacts;
 mod background_server;
 mod boot_retries;
 mod clocks;
