@@ -25,6 +25,9 @@ const BODY_MEMORY_KIB: usize = 64 * 1024;
 // Calls of tools at a time; further ones wait before their bodies are read. Separate from the
 // memory of model calls: a tool may run for minutes.
 const MAX_TOOL_CALLS: usize = 16;
+// Requests to remote MCP servers whose responses have not ended, streams included: an agent has one
+// stream per server.
+const MAX_REMOTE_CALLS: usize = 64;
 
 /// Receives the events of a door that belongs to no session, in place of the ledger.
 pub type DoorObserver = Box<dyn Fn(EventBody) + Send + Sync>;
@@ -42,6 +45,7 @@ pub(crate) struct Door {
     /// Memory for bodies of model calls, in KiB.
     pub(crate) body_memory_kib: Arc<Semaphore>,
     pub(crate) tool_calls: Semaphore,
+    pub(crate) remote_calls: Arc<Semaphore>,
 }
 
 impl Door {
@@ -60,6 +64,7 @@ impl Door {
             refusals: Mutex::default(),
             body_memory_kib: Arc::new(Semaphore::new(BODY_MEMORY_KIB)),
             tool_calls: Semaphore::new(MAX_TOOL_CALLS),
+            remote_calls: Arc::new(Semaphore::new(MAX_REMOTE_CALLS)),
         }
     }
 

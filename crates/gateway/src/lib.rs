@@ -28,10 +28,11 @@ pub use git::{RemoteUrlError, normalize_remote_url};
 pub use harvest_proto::script::{Script, ScriptError, ScriptRule};
 use harvest_proto::{
     UpstreamKind, UpstreamName,
-    api::{ModelService, ServiceModels},
+    api::{McpService, ModelService, ServiceModels},
 };
 use ledger::{DoorPolicy, Ledger, Tools};
 pub use listener::{DoorHandle, DoorListener, DoorSocket, DoorStream};
+pub use mcp::{McpServer, McpServerKind, McpServers};
 pub use model::{Upstream, UpstreamError, Upstreams};
 pub use private_hosts::PrivateHosts;
 pub use registries::{host_registries, trusted_names};
@@ -41,6 +42,8 @@ pub use registries::{host_registries, trusted_names};
 pub struct GatewayConfig {
     /// The services for model calls.
     pub upstreams: Upstreams,
+    /// The MCP servers besides Harvest's own tools.
+    pub mcp_servers: McpServers,
     /// Scripts for prompts that contain none, for the scripted model.
     pub script_rules: Vec<ScriptRule>,
     /// Hosts that may have private addresses.
@@ -76,6 +79,15 @@ impl Gateway {
         let mut services = Vec::new();
         for (name, upstream) in self.shared.config.upstreams.iter() {
             services.push(upstream.service(name, self.shared.ledger.as_ref()).await);
+        }
+        services
+    }
+
+    /// The MCP servers besides Harvest's own tools, and where the key of each comes from.
+    pub async fn mcp_services(&self) -> Vec<McpService> {
+        let mut services = Vec::new();
+        for (name, server) in self.shared.config.mcp_servers.iter() {
+            services.push(server.service(name, self.shared.ledger.as_ref()).await);
         }
         services
     }

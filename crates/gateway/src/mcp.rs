@@ -1,7 +1,12 @@
 //! The tools door: `http://mcp.harvest.internal/mcp` serves the session's tools by MCP's streamable
 //! HTTP, without state: a request is one JSON-RPC message, its response one JSON document, and
 //! there are no sessions and no event streams. So a client notices a restart of the server only as
-//! a connection that waits at the door. What a tool does is up to [`Tools`].
+//! a connection that waits at the door. What a tool does is up to [`Tools`]. The path `/NAME` leads
+//! to the MCP server of that name, to which the gateway adds a key.
+
+mod gemini;
+mod remote;
+mod servers;
 
 use std::sync::Arc;
 
@@ -15,7 +20,10 @@ use hyper::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use harvest_proto::{door::MCP_NAME, json};
+use harvest_proto::{McpServerName, door::MCP_NAME, json};
+
+use self::gemini::GeminiTools;
+pub use self::servers::{McpServer, McpServerKind, McpServers};
 
 use crate::{
     door::Door,
@@ -40,36 +48,70 @@ pub(crate) async fn answer(
     door: Arc<Door>,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Abort> {
+    // Only sessions have tools, and with them the servers of other names.
+    if let Some(tools) = &door.tools {
+        if request.uri().path() == "/mcp" {
+            return serve(&door, tools.as_ref(), request).await;
+        }
+        if let Some((name, server)) = named(&door, request.uri().path()) {
+            return match server.kind {
+                McpServerKind::Remote => remote::answer(&door, name, server, request).await,
+                McpServerKind::Gemini => {
+                    let tools = GeminiTools { door: Arc::clone(&door), server: server.clone() };
+                    serve(&door, &tools, request).await
+                }
+            };
+        }
+    }
     // Also the answer to clients that look for an authorization server first.
-    let Some(tools) = door.tools.as_ref().filter(|_| request.uri().path() == "/mcp") else {
-        return Ok(http::text(StatusCode::NOT_FOUND, "the tools are at /mcp"));
-    };
+    Ok(http::text(StatusCode::NOT_FOUND, "the tools are at /mcp"))
+}
+
+/// The server that a path names.
+fn named<'a>(door: &'a Door, path: &str) -> Option<(&'a McpServerName, &'a McpServer)> {
+    let name: McpServerName = path.strip_prefix('/')?.parse().ok()?;
+    door.shared.config.mcp_servers.iter().find(|(one, _)| **one == name)
+}
+
+async fn serve(
+    door: &Door,
+    tools: &dyn Tools,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Abort> {
     if let Some(refused) = refuse_head(request.method(), request.headers()) {
         return Ok(refused);
     }
     // Held until the tool has returned.
     let _call = door.tool_calls.acquire().await.map_err(|_| Abort)?;
-    let body = match Limited::new(request.into_body(), MAX_REQUEST_BYTES).collect().await {
-        Ok(collected) => collected.to_bytes(),
+    let body = match read_body(request.into_body()).await? {
+        Ok(body) => body,
+        Err(refused) => return Ok(refused),
+    };
+    let message = parse(&body);
+    drop(body);
+    Ok(match message {
+        Ok(Message::Request(call)) => respond(tools, call).await,
+        Ok(Message::NoReply) => {
+            http::response(StatusCode::ACCEPTED, HeaderMap::new(), http::full(""))
+        }
+        Err((code, message)) => error(StatusCode::BAD_REQUEST, Value::Null, code, message),
+    })
+}
+
+/// The body of a request, or the response to one that is too long.
+async fn read_body(body: Incoming) -> Result<Result<Bytes, Response<Body>>, Abort> {
+    match Limited::new(body, MAX_REQUEST_BYTES).collect().await {
+        Ok(collected) => Ok(Ok(collected.to_bytes())),
         Err(failed) if failed.is::<LengthLimitError>() => {
             let message = format!("the request is longer than {MAX_REQUEST_BYTES} bytes");
             let mut refused =
                 error(StatusCode::PAYLOAD_TOO_LARGE, Value::Null, INVALID_REQUEST, &message);
             // The rest of the body is not read, so the connection cannot be used again.
             refused.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-            return Ok(refused);
+            Ok(Err(refused))
         }
-        Err(_) => return Err(Abort),
-    };
-    let message = parse(&body);
-    drop(body);
-    Ok(match message {
-        Ok(Message::Request(call)) => respond(tools.as_ref(), call).await,
-        Ok(Message::NoReply) => {
-            http::response(StatusCode::ACCEPTED, HeaderMap::new(), http::full(""))
-        }
-        Err((code, message)) => error(StatusCode::BAD_REQUEST, Value::Null, code, message),
-    })
+        Err(_) => Err(Abort),
+    }
 }
 
 /// Refuses other methods, and requests that a page in a browser could make.
@@ -80,9 +122,8 @@ fn refuse_head(method: &Method, headers: &HeaderMap) -> Option<Response<Body>> {
         refused.headers_mut().insert(header::ALLOW, HeaderValue::from_static("POST"));
         return Some(refused);
     }
-    let own = format!("http://{MCP_NAME}");
-    if headers.contains_key(header::ORIGIN) && text(header::ORIGIN) != Some(&own) {
-        return Some(http::text(StatusCode::FORBIDDEN, "pages of other origins get no tools"));
+    if let Some(refused) = refuse_origin(headers) {
+        return Some(refused);
     }
     let kind = text(header::CONTENT_TYPE).and_then(|kind| kind.split(';').next());
     if kind.is_none_or(|kind| !kind.trim().eq_ignore_ascii_case("application/json")) {
@@ -98,6 +139,14 @@ fn refuse_head(method: &Method, headers: &HeaderMap) -> Option<Response<Body>> {
         }
         _ => None,
     }
+}
+
+/// Refuses the pages of a browser.
+fn refuse_origin(headers: &HeaderMap) -> Option<Response<Body>> {
+    let own = format!("http://{MCP_NAME}");
+    let foreign = headers.get(header::ORIGIN).is_some_and(|origin| origin != own.as_str());
+    let refused = || http::text(StatusCode::FORBIDDEN, "pages of other origins get no tools");
+    foreign.then(refused)
 }
 
 /// A request of the client.

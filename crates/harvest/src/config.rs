@@ -3,6 +3,7 @@
 
 mod agents;
 mod keys;
+mod mcp_servers;
 pub(crate) mod origin;
 mod retention;
 mod tables;
@@ -15,7 +16,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use harvest_engine::Driver;
-use harvest_gateway::Upstreams;
+use harvest_gateway::{McpServers, Upstreams};
 use harvest_proto::{Secret, suggest::closest};
 use harvest_session::{ConfiguredAgents, Limits, Retention, timeouts::Timeouts};
 use harvest_store::DatabaseUrl;
@@ -64,6 +65,8 @@ pub(crate) struct Config {
     pub(crate) upstreams: Upstreams,
     /// The agents besides the built-in ones.
     pub(crate) agents: ConfiguredAgents,
+    /// The MCP servers to which the gateway adds a key.
+    pub(crate) mcp_servers: McpServers,
     /// The disk driver of a new home.
     pub(crate) store_driver: Driver,
     /// The maximum size of a new `/mnt/state` volume.
@@ -133,6 +136,7 @@ impl Config {
         let private_hosts = file.private_hosts.unwrap_or_default().0;
         let upstreams = upstreams::upstreams(file.upstreams, &private_hosts, env)?;
         let agents = agents::agents(file.agents, &upstreams, env)?;
+        let mcp_servers = mcp_servers::mcp_servers(file.mcp, &private_hosts, env)?;
         let database = database(file.database, env("HARVEST_DATABASE").is_some())?;
         Ok(Self {
             home: flags
@@ -159,6 +163,7 @@ impl Config {
             budget_tokens: file.budget_tokens,
             upstreams,
             agents,
+            mcp_servers,
             store_driver: file.store_driver.expect(HAS_DEFAULT),
             state_bytes: file.state_size.expect(HAS_DEFAULT).0,
             database,

@@ -1,9 +1,10 @@
 //! Checks this machine: kernel features probed by the engine, and the programs Harvest calls. Each
 //! finding has a stable id and a fix. Works without a server and when none can start.
 
+use harvest_gateway::McpServer;
 use harvest_proto::{
-    UpstreamName,
-    api::{Finding, FindingLevel, KeySource, ModelService},
+    McpServerName, UpstreamName,
+    api::{Finding, FindingLevel, KeySource, McpService, ModelService},
 };
 use harvest_providers::local::{host_findings, program_findings};
 
@@ -50,6 +51,43 @@ pub(crate) async fn model_key(config: &Config) -> Finding {
     }
 }
 
+/// Which MCP servers agents are offered: what the running server says, else what the next server
+/// would find.
+pub(crate) async fn mcp_servers(config: &Config) -> Finding {
+    if let Ok(client) = Client::find(config)
+        && let Ok(services) = client.all("/v1/mcp-servers").await
+    {
+        return server_finding(&services);
+    }
+    let stored = stored_without_server(config).await;
+    let source = |secret: &String| match () {
+        () if stored.contains(secret) => KeySource::Stored,
+        () if process_env(secret).is_some() => KeySource::Environment,
+        () => KeySource::Missing,
+    };
+    let service = |(name, server): (&McpServerName, &McpServer)| McpService {
+        name: name.clone(),
+        secret: server.secret.clone(),
+        key: server.secret.as_ref().map_or(KeySource::NotNeeded, source),
+    };
+    server_finding(&config.mcp_servers.iter().map(service).collect::<Vec<_>>())
+}
+
+/// A server without a key is no problem: few users need them all.
+fn server_finding(services: &[McpService]) -> Finding {
+    let (missing, offered): (Vec<_>, Vec<_>) =
+        services.iter().partition(|service| service.key == KeySource::Missing);
+    let offered: Vec<String> = offered.iter().map(|service| service.name.to_string()).collect();
+    let missing: Vec<String> = missing
+        .iter()
+        .map(|service| format!("{} ({})", service.name, service.secret.as_deref().unwrap_or("-")))
+        .collect();
+    let offered = if offered.is_empty() { "none".to_owned() } else { offered.join(", ") };
+    let without = if missing.is_empty() { String::new() } else { "; without a key: ".to_owned() };
+    let found = format!("for agents: {offered}{without}{}", missing.join(", "));
+    Finding { id: "mcp_servers".to_owned(), level: FindingLevel::Ok, found, fix: None }
+}
+
 async fn served_key(config: &Config) -> Option<ModelService> {
     let services: Vec<ModelService> =
         Client::find(config).ok()?.all("/v1/model-services").await.ok()?;
@@ -85,6 +123,19 @@ fn key_finding(name: &str, source: KeySource) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn servers_without_a_key_name_their_secrets() {
+        let service = |name: &str, key| McpService {
+            name: name.parse().unwrap(),
+            secret: Some(format!("{}_KEY", name.to_uppercase())),
+            key,
+        };
+        let services = [service("a", KeySource::Stored), service("b", KeySource::Missing)];
+        assert_eq!(server_finding(&services).found, "for agents: a; without a key: b (B_KEY)");
+        assert_eq!(server_finding(&services[..1]).found, "for agents: a");
+        assert!(server_finding(&services[1..]).found.starts_with("for agents: none; without"));
+    }
 
     #[test]
     fn missing_key_is_a_warning_with_its_command() {

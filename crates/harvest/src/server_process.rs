@@ -15,8 +15,7 @@ use anyhow::{Context, Result, bail};
 use harvest_engine::{Engine, Thresholds};
 use harvest_forge::LocalForge;
 use harvest_gateway::{
-    Gateway, GatewayConfig, PrivateHosts, ScriptRule, Upstreams, host_registries, trusted_names,
-    vault::Vault,
+    Gateway, GatewayConfig, PrivateHosts, ScriptRule, host_registries, trusted_names, vault::Vault,
 };
 use harvest_proto::{
     Secret,
@@ -262,19 +261,26 @@ pub(crate) fn remove_all_sandboxes(config: &Config) -> Result<usize> {
 }
 
 /// Secrets that the server's environment may provide instead of the vault.
-fn environment_secrets(upstreams: &Upstreams) -> BTreeMap<String, Secret<String>> {
+fn environment_secrets(config: &Config) -> BTreeMap<String, Secret<String>> {
+    let upstreams = config.upstreams.iter().flat_map(|(_, upstream)| upstream.secret_names());
+    let servers = config.mcp_servers.iter().filter_map(|(_, server)| server.secret.as_deref());
     upstreams
-        .iter()
-        .flat_map(|(_, upstream)| upstream.secret_names())
+        .chain(servers)
         .filter_map(|name| Some((name.to_owned(), Secret::new(process_env(name)?))))
         .inspect(|(_, secret)| log::redact(secret))
         .collect()
 }
 
 fn gateway_config(config: &Config, script_rules: Vec<ScriptRule>) -> GatewayConfig {
-    let upstreams = config.upstreams.clone();
+    let (upstreams, mcp_servers) = (config.upstreams.clone(), config.mcp_servers.clone());
     let private_hosts = PrivateHosts::new(config.private_hosts.clone());
-    GatewayConfig { script_rules, upstreams, private_hosts, ..GatewayConfig::default() }
+    GatewayConfig {
+        script_rules,
+        upstreams,
+        mcp_servers,
+        private_hosts,
+        ..GatewayConfig::default()
+    }
 }
 
 async fn open_parts(
@@ -292,7 +298,7 @@ async fn open_parts(
         .await
         .context("cannot take over the database")?;
     let books = StoreLedger::new(store.clone(), lease, Arc::clone(&vault), config.budget_tokens)
-        .with_environment(environment_secrets(&config.upstreams))
+        .with_environment(environment_secrets(config))
         .with_history(config.retention.history);
     let gateway = Gateway::new(Arc::new(books), gateway_config(config, options.script.clone()));
     let dependencies = Dependencies {

@@ -3,19 +3,26 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::UpstreamName;
+use crate::{McpServerName, UpstreamName};
 
 /// Host name of the model API inside a sandbox. Plain HTTP: the bytes do not leave the machine.
 pub const MODEL_NAME: &str = "model.harvest.internal";
 /// Host name of the git remotes inside a sandbox. Plain HTTP as well.
 pub const GIT_NAME: &str = "git.harvest.internal";
-/// Host name of Harvest's own tools inside a sandbox (MCP). Plain HTTP as well.
+/// Host name of the MCP servers behind the gateway, Harvest's own tools among them. Plain HTTP as
+/// well.
 pub const MCP_NAME: &str = "mcp.harvest.internal";
 
 /// Base URL of a model service inside a sandbox, without `/v1`.
 #[must_use]
 pub fn model_url(upstream: &UpstreamName) -> String {
     format!("http://{MODEL_NAME}/{upstream}")
+}
+
+/// URL of an MCP server that the gateway adds a key for, inside a sandbox.
+#[must_use]
+pub fn mcp_url(server: &McpServerName) -> String {
+    format!("http://{MCP_NAME}/{server}")
 }
 
 /// Maximum length of a message; a DNS name has at most 253 characters.

@@ -32,7 +32,7 @@ pub use effort::Effort;
 pub use event::{Event, EventBody};
 pub use hint::Hint;
 pub use ids::{BlobId, ImageId, PromptId, SandboxId, SessionId, SnapshotId, TurnId};
-pub use names::{BranchName, PromptText};
+pub use names::{BranchName, McpServerName, PromptText};
 pub use network::NetworkPolicy;
 pub use reason::{StateReason, TurnReason};
 pub use repository_name::{CheckoutFolder, RepositoryName, RepositoryRef};

@@ -1,6 +1,6 @@
-//! Names of branches, and the text of a prompt: each with one rule.
+//! Names of branches and MCP servers, and the text of a prompt: each with one rule.
 
-use crate::text::{checked_text, quoted};
+use crate::text::{MAX_PLAIN_NAME, checked_text, is_plain_name, quoted};
 
 /// Maximum length of a branch name.
 pub const MAX_BRANCH_NAME: usize = 200;
@@ -36,6 +36,25 @@ fn check_branch(name: &str) -> Result<(), InvalidBranchName> {
         && !name.ends_with('.')
         && !name.contains("..");
     valid.then_some(()).ok_or_else(|| InvalidBranchName(quoted(name)))
+}
+
+checked_text!(
+    /// Name of an MCP server that agents reach through the gateway, built in or configured.
+    McpServerName, InvalidMcpServerName, check_server
+);
+
+/// The text is not the name of an MCP server.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "invalid MCP server `{0}`: use 1 to {MAX_PLAIN_NAME} small letters, digits and `-`, and \
+     neither `harvest` nor `mcp`"
+)]
+pub struct InvalidMcpServerName(String);
+
+fn check_server(name: &str) -> Result<(), InvalidMcpServerName> {
+    // The name and the path of Harvest's own tools.
+    let valid = is_plain_name(name) && !["harvest", "mcp"].contains(&name);
+    valid.then_some(()).ok_or_else(|| InvalidMcpServerName(quoted(name)))
 }
 
 checked_text!(
@@ -134,6 +153,14 @@ mod tests {
         for good in ["release/1.0", "fix-#12", "c++", "dependabot/npm_and_yarn/@types/node-20"] {
             round_trip::<BranchName>(good);
         }
+    }
+
+    #[test]
+    fn server_names_leave_the_own_tools_alone() {
+        for bad in ["", "harvest", "mcp", "-a", "A", "a/b", "..", "a b", &"x".repeat(33)] {
+            assert!(bad.parse::<McpServerName>().is_err(), "{bad}");
+        }
+        round_trip::<McpServerName>("git-hub2");
     }
 
     #[test]

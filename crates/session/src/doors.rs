@@ -9,7 +9,7 @@ use harvest_gateway::{
 };
 use harvest_proto::{
     BranchName, UpstreamKind, UpstreamName,
-    api::{ModelService, ServiceModels},
+    api::{McpService, ModelService, ServiceModels},
 };
 
 /// Opens doors for sandboxes, and looks at git remotes as they do.
@@ -42,6 +42,12 @@ pub trait Doors: Send + Sync {
 
     /// The model services and the models that each lists now.
     async fn models(&self) -> Vec<ServiceModels> {
+        Vec::new()
+    }
+
+    /// The MCP servers behind the doors besides Harvest's own tools, and where the key of each
+    /// comes from.
+    async fn mcp_services(&self) -> Vec<McpService> {
         Vec::new()
     }
 
@@ -78,6 +84,10 @@ impl Doors for Gateway {
 
     async fn models(&self) -> Vec<ServiceModels> {
         Self::models(self).await
+    }
+
+    async fn mcp_services(&self) -> Vec<McpService> {
+        Self::mcp_services(self).await
     }
 
     fn upstream_kind(&self, name: &UpstreamName) -> Option<UpstreamKind> {

@@ -95,6 +95,7 @@ impl EphemeralSandbox {
                 clone_missing: false,
             }],
             agent: None,
+            mcp_servers: Vec::new(),
             env: BTreeMap::new(),
             hook_millis: None,
         };

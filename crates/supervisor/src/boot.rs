@@ -133,7 +133,7 @@ impl BootRunner {
         let workspace = self.sandbox.workspace();
         let folder = |checkout: &Checkout| format!("{workspace}/{}", checkout.folder);
         let mut folders: Vec<String> = boot.repositories.iter().map(folder).collect();
-        let (servers, mut warnings) = app::servers(&folders, user);
+        let (servers, mut warnings) = app::servers(&folders, user, &boot.mcp_servers);
         if let Some(folder) = &self.sandbox.app {
             let (cwd, opencode) = (primary(&self.sandbox, boot), agents::opencode_config(agent));
             let content = app::Content { boot, cwd, servers: &servers, opencode };
@@ -359,6 +359,7 @@ mod tests {
             start: BootStart::Fresh,
             repositories: vec![checkout],
             agent: None,
+            mcp_servers: Vec::new(),
             env: Default::default(),
             hook_millis: None,
         }

@@ -89,7 +89,10 @@ impl Host {
             .env("HARVEST_HOME", self.home.path())
             .env("NO_COLOR", "1")
             .env_remove("HARVEST_URL");
-        command.env_remove("ANTHROPIC_API_KEY").envs(&self.env);
+        for key in ["ANTHROPIC_API_KEY", "GITHUB_TOKEN", "SENTRY_AUTH_TOKEN"] {
+            command.env_remove(key);
+        }
+        command.env_remove("LINEAR_API_KEY").env_remove("GEMINI_API_KEY").envs(&self.env);
         command
     }
 

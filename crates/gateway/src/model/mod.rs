@@ -37,6 +37,7 @@ pub(crate) use catalog::list as list_models;
 use outside::OutsideError;
 use route::{Endpoint, Route};
 pub(crate) use scripted::FailureCounts;
+pub(crate) use upstreams::check_service_url;
 pub use upstreams::{Upstream, UpstreamError, Upstreams};
 
 const UPSTREAM: HeaderName = HeaderName::from_static("x-harvest-upstream");

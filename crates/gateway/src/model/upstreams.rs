@@ -105,19 +105,7 @@ impl Upstream {
     /// # Errors
     /// When the URL is invalid, or plain http to a host that may be public.
     pub fn check_url(&self, private_hosts: &PrivateHosts) -> Result<(), UpstreamError> {
-        let invalid = || UpstreamError::InvalidUrl(self.url.clone());
-        let url = Url::parse(&self.url).map_err(|_| invalid())?;
-        let host = url.host_str().ok_or_else(invalid)?.trim_matches(['[', ']']);
-        let private = match host.parse::<IpAddr>() {
-            Ok(address) => !is_public(address) || private_hosts.allows_address(address),
-            Err(_) => host == "localhost" || private_hosts.allows_name(host),
-        };
-        match url.scheme() {
-            "https" => Ok(()),
-            "http" if private => Ok(()),
-            "http" => Err(UpstreamError::PlainHttp(host.to_owned())),
-            _ => Err(invalid()),
-        }
+        check_service_url(&self.url, private_hosts)
     }
 
     /// The URL of a path that follows the version at the model door.
@@ -164,6 +152,26 @@ impl Upstream {
             return Ok(Credential::OAuth(token));
         }
         Err(MissingKey(secret.clone()))
+    }
+}
+
+/// Checks the URL of a service that gets a key.
+pub(crate) fn check_service_url(
+    text: &str,
+    private_hosts: &PrivateHosts,
+) -> Result<(), UpstreamError> {
+    let invalid = || UpstreamError::InvalidUrl(text.to_owned());
+    let url = Url::parse(text).map_err(|_| invalid())?;
+    let host = url.host_str().ok_or_else(invalid)?.trim_matches(['[', ']']);
+    let private = match host.parse::<IpAddr>() {
+        Ok(address) => !is_public(address) || private_hosts.allows_address(address),
+        Err(_) => host == "localhost" || private_hosts.allows_name(host),
+    };
+    match url.scheme() {
+        "https" => Ok(()),
+        "http" if private => Ok(()),
+        "http" => Err(UpstreamError::PlainHttp(host.to_owned())),
+        _ => Err(invalid()),
     }
 }
 

@@ -6,6 +6,7 @@ mod egress;
 mod git;
 mod mcp;
 mod model;
+mod remote_mcp;
 
 use std::{
     collections::HashMap,

@@ -4,7 +4,7 @@ mod openai;
 mod outside;
 mod redaction;
 mod scripted;
-mod sdks;
+pub(crate) mod sdks;
 mod upstreams;
 
 use std::{

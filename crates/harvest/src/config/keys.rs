@@ -137,6 +137,9 @@ table! {
             `-a NAME`. In the values, `{model_url}` is the URL of the model service inside the \
             sandbox and `{model}` the name of the session's model; an argument or a variable with \
             `{model}` is left out when the session names none";
+        mcp: McpTable, "An MCP server for every agent. The gateway adds its key as a bearer token; \
+            inside is only a URL without it. `gemini`, `github`, `linear` and `sentry` are built \
+            in, and offered once their keys are stored";
     }
 }
 
@@ -163,6 +166,16 @@ table! {
              one is the secret of the upstream, which never enters a sandbox";
         upstream: UpstreamName, "name", "`scripted`",
             "The upstream of its models, if a model does not name another one of the same kind";
+    }
+}
+
+table! {
+    McpTable {
+        url: String, "URL", "that of the built-in one",
+            "Its endpoint (streamable HTTP), such as `https://mcp.example.org/mcp`; of `gemini` the \
+             model. Plain http is only for this machine, private addresses and `private_hosts`";
+        secret: String, "name", "that of the built-in one, else none",
+            "The secret with its key. The server is offered only if the secret is there";
     }
 }
 
@@ -292,9 +305,10 @@ pub(crate) const VARIABLES: [(&str, &str); 6] = [
         "The supervisor to use instead of the embedded one; for development of Harvest",
     ),
     (
-        "ANTHROPIC_API_KEY, CLAUDE_CODE_OAUTH_TOKEN, OPENAI_API_KEY, GEMINI_API_KEY",
-        "In the environment of `harvest up`, as the secrets of all upstreams: used if no secret of \
-         that name is stored. Without an API key, `anthropic` uses the token of a subscription",
+        "ANTHROPIC_API_KEY, CLAUDE_CODE_OAUTH_TOKEN, OPENAI_API_KEY, GITHUB_TOKEN, SENTRY_AUTH_TOKEN, \
+         LINEAR_API_KEY, GEMINI_API_KEY",
+        "In the environment of `harvest up`, as the secrets of all upstreams and MCP servers: used \
+         if no secret of that name is stored. Without an API key, `anthropic` uses the token of a subscription",
     ),
     ("HARVEST_PAGER", "The pager of `harvest diff` on a terminal; then `PAGER`, then `less`"),
     ("NO_COLOR", "Disables colours when set"),

@@ -9,8 +9,8 @@ use serde_json::Value;
 
 use super::{
     Config, Env, agents,
-    keys::{AgentTable, Key, UpstreamTable, every_key, variable_of},
-    path_of, read,
+    keys::{AgentTable, Key, McpTable, UpstreamTable, every_key, variable_of},
+    mcp_servers, path_of, read,
     upstreams::{named, table_of},
 };
 use crate::cli::GlobalFlags;
@@ -50,19 +50,24 @@ pub(crate) fn settings(config: &Config, flags: &GlobalFlags, env: Env) -> Result
         let typed = if described { Value::Null } else { typed(kind, &value) };
         Setting { key: name, value, typed, from }
     };
-    let upstreams: BTreeMap<String, &toml::Value> = match file.get("upstreams") {
-        Some(toml::Value::Table(tables)) => tables.iter().map(|(k, v)| (k.clone(), v)).collect(),
-        _ => BTreeMap::new(),
-    };
-    let upstreams: Vec<String> = named(&upstreams).map(|name| table_of(&name)).collect();
+    let upstreams =
+        named(&tables(&file, "upstreams")).map(|name| (table_of(&name), UpstreamTable::KEYS));
+    let servers = mcp_servers::named(&tables(&file, "mcp"));
+    let servers = servers.map(|name| (mcp_servers::table_of(&name), McpTable::KEYS));
     let mut settings: Vec<Setting> = every_key().map(&one).collect();
-    for table in &upstreams {
-        settings.extend(UpstreamTable::KEYS.iter().map(|key| one((table, key))));
+    for (table, keys) in upstreams.chain(servers) {
+        settings.extend(keys.iter().map(|key| one((&table, key))));
     }
     for table in config.agents.keys().map(agents::table_of) {
         settings.extend(AgentTable::KEYS.iter().map(|key| one((&table, key))));
     }
     Ok(settings)
+}
+
+/// The tables below this name in the file.
+fn tables<'a>(file: &'a toml::Table, name: &str) -> BTreeMap<String, &'a toml::Value> {
+    let tables = file.get(name).and_then(toml::Value::as_table);
+    tables.into_iter().flatten().map(|(name, table)| (name.clone(), table)).collect()
 }
 
 fn written<'a>(file: &'a toml::Table, name: &str) -> Option<&'a toml::Value> {
@@ -109,7 +114,9 @@ fn default_of(config: &Config, key: &str, documented: &str) -> String {
     match key {
         "home" => config.home.display().to_string(),
         "cache" => config.cache.display().to_string(),
-        _ => upstream_default(config, key).unwrap_or_else(|| documented.replace('`', "")),
+        _ => upstream_default(config, key)
+            .or_else(|| server_default(config, key))
+            .unwrap_or_else(|| documented.replace('`', "")),
     }
 }
 
@@ -120,6 +127,15 @@ fn upstream_default(config: &Config, key: &str) -> Option<String> {
         "kind" => Some(upstream.kind.to_string()),
         "url" => Some(upstream.url.clone()),
         _ => Some(upstream.secret.clone().unwrap_or_else(|| "none".to_owned())),
+    }
+}
+
+fn server_default(config: &Config, key: &str) -> Option<String> {
+    let (name, key) = key.strip_prefix("mcp.")?.split_once('.')?;
+    let server = config.mcp_servers.get(&name.parse().ok()?)?;
+    match key {
+        "url" => Some(server.url.clone()),
+        _ => Some(server.secret.clone().unwrap_or_else(|| "none".to_owned())),
     }
 }
 
@@ -167,8 +183,10 @@ mod tests {
         assert_eq!(shown("agents.own.command"), ("own,--acp", path.as_str()));
         assert_eq!(shown("agents.own.env"), ("{\"KEY\":\"none\"}", path.as_str()));
         assert_eq!(shown("agents.own.upstream"), ("scripted", "default"));
-        // `anthropic`, `openai`, `gemini` and `own`; the agent `own`.
-        let named = 4 * UpstreamTable::KEYS.len() + AgentTable::KEYS.len();
+        assert_eq!(shown("mcp.github.secret"), ("GITHUB_TOKEN", "default"));
+        // `anthropic`, `openai`, `gemini` and `own`; the agent `own`; four built-in MCP servers.
+        let (upstreams, servers) = (4 * UpstreamTable::KEYS.len(), 4 * McpTable::KEYS.len());
+        let named = upstreams + AgentTable::KEYS.len() + servers;
         assert_eq!(settings.len(), every_key().count() + named);
         let json = serde_json::to_value(&settings).unwrap();
         let typed = |key: &str| {

@@ -13,7 +13,7 @@ use crate::printer::Advice;
 const TABLE: &str = "upstreams";
 
 /// The upstreams that have settings: the built-in services and those of the file.
-pub(super) fn named<T>(file: &BTreeMap<String, T>) -> impl Iterator<Item = String> {
+pub(super) fn named<T>(file: &BTreeMap<String, T>) -> impl Iterator<Item = String> + use<T> {
     let built_in = Upstreams::default();
     let services = built_in.iter().filter(|(_, one)| one.kind != UpstreamKind::Scripted);
     let mut names: Vec<String> = services.map(|(name, _)| name.to_string()).collect();
@@ -65,14 +65,18 @@ fn upstream(
     let oauth_secret = base.filter(|_| table.secret.is_none()).and_then(|b| b.oauth_secret.clone());
     let secret = table.secret.or_else(|| base.and_then(|base| base.secret.clone()));
     let upstream = Upstream { kind, url, secret, oauth_secret };
-    upstream.check_url(private_hosts).map_err(|error| match &error {
+    upstream.check_url(private_hosts).map_err(unusable_url)?;
+    Ok((name, upstream))
+}
+
+pub(super) fn unusable_url(error: UpstreamError) -> anyhow::Error {
+    match &error {
         UpstreamError::PlainHttp(host) => {
             let hint = format!("use https, or add \"{host}\" to the key `private_hosts`");
             Advice::new(error.to_string(), hint).into()
         }
         UpstreamError::InvalidUrl(_) => anyhow!(error),
-    })?;
-    Ok((name, upstream))
+    }
 }
 
 #[cfg(test)]

@@ -36,7 +36,7 @@ pub use images::{
     CreateImage, Image, ImageConfig, ImageLayer, ImageLine, ImageSource, ImageUsage, ImageUsers,
 };
 pub use memory::{MemoryEntity, MemoryFileError, MemoryGraph, MemoryRelation};
-pub use models::{KeySource, ModelService, ServiceModels, UnusableModel};
+pub use models::{KeySource, McpService, ModelService, ServiceModels, UnusableModel};
 pub use network::{AllowedName, NameSource, NetworkRules};
 pub use prompts::{
     Attachment, CreateAttachment, CreatePrompt, MovePrompt, Prompt, PromptStatus, Turn,

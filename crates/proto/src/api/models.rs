@@ -1,11 +1,11 @@
-//! Model services and their keys.
+//! Model services, MCP servers behind the gateway, and their keys.
 
 use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AgentName, Hint, ModelRef, UpstreamKind, UpstreamName, text::word_enum,
+    AgentName, Hint, McpServerName, ModelRef, UpstreamKind, UpstreamName, text::word_enum,
     upstreams::BUILT_IN_UPSTREAMS,
 };
 
@@ -40,6 +40,19 @@ pub struct ServiceModels {
     pub problem: Option<String>,
 }
 
+/// An MCP server that agents reach through the gateway, which adds its key.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct McpService {
+    /// Its name for agents.
+    pub name: McpServerName,
+    /// Name of the secret with its key; absent when it needs none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret: Option<String>,
+    /// Where the key comes from; agents are not offered a server whose key is missing.
+    pub key: KeySource,
+}
+
 impl ModelService {
     /// The built-in services, all usable: for tests without a gateway.
     #[must_use]
@@ -65,7 +78,7 @@ fn built_in_agents(service: &UpstreamName) -> Vec<AgentName> {
 }
 
 word_enum!(
-    /// Where the API key of a model service comes from.
+    /// Where the key of a model service or an MCP server comes from.
     KeySource, "source of a key" {
         /// A stored secret.
         Stored = "stored",

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AgentName, BranchName, CheckoutFolder, Effort, RepositoryName, SessionId, UpstreamName,
+    AgentName, BranchName, CheckoutFolder, Effort, McpServerName, RepositoryName, SessionId,
+    UpstreamName,
 };
 
 /// What the supervisor prepares a sandbox for.
@@ -21,6 +22,8 @@ pub struct Boot {
     pub repositories: Vec<Checkout>,
     /// The agent to start; absent for a repository build.
     pub agent: Option<AgentLaunch>,
+    /// The MCP servers at the door besides Harvest's own tools.
+    pub mcp_servers: Vec<McpServerName>,
     /// Environment variables for hooks, agent and commands. Never a secret.
     pub env: BTreeMap<String, String>,
     /// A hook is killed after this time; 30 minutes when absent.

@@ -1,8 +1,8 @@
-//! `/v1/model-services` and `/v1/models`: the model services, where their keys come from, and their
-//! models. No route returns a key.
+//! `/v1/model-services`, `/v1/models` and `/v1/mcp-servers`: the services behind the gateway, where
+//! their keys come from, and the models. No route returns a key.
 
 use axum::extract::State;
-use harvest_proto::api::{ModelService, Page, ServiceModels};
+use harvest_proto::api::{McpService, ModelService, Page, ServiceModels};
 
 use crate::{
     ServerState,
@@ -12,7 +12,7 @@ use crate::{
 };
 
 pub(super) fn routes() -> Routes<ServerState> {
-    routes![model_service_list: Read, model_list: Read]
+    routes![model_service_list: Read, model_list: Read, mcp_server_list: Read]
 }
 
 /// Lists the model services, and where the key of each comes from.
@@ -27,4 +27,11 @@ async fn model_service_list(State(state): State<ServerState>) -> JsonResult<Page
     responses((status = 200, body = Page<ServiceModels>, description = "The services and their models")))]
 async fn model_list(State(state): State<ServerState>) -> JsonResult<Page<ServiceModels>> {
     Ok(page(state.sessions.models().await))
+}
+
+/// Lists the MCP servers to which the gateway adds a key, and where the key of each comes from.
+#[utoipa::path(get, path = "/v1/mcp-servers", tag = "models",
+    responses((status = 200, body = Page<McpService>, description = "The MCP servers")))]
+async fn mcp_server_list(State(state): State<ServerState>) -> JsonResult<Page<McpService>> {
+    Ok(page(state.sessions.mcp_services().await))
 }

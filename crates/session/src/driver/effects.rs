@@ -14,6 +14,7 @@ use super::{
     Driver, TaskReport,
     freezer::{HAND_OVER, LEASE, thaw_now},
     late_results::{remove_late_sandbox, remove_late_snapshot},
+    launch::mcp_servers,
     writes,
 };
 use crate::{
@@ -45,7 +46,7 @@ impl Driver {
             Action::Find { sandbox } => self.find(sandbox),
             Action::Start { sandbox, epoch, from } => self.start(sandbox, epoch, from),
             Action::Connect { sandbox, epoch } => self.dial(sandbox, epoch),
-            Action::Boot { start, resume } => self.boot(start, resume),
+            Action::Boot { start, resume } => self.boot(start, resume).await,
             Action::Prepare => self.prepare(),
             Action::SendPrompt { prompt, turn, number } => self.send(prompt, turn, number).await,
             Action::StopTurn { turn } => {
@@ -144,7 +145,9 @@ impl Driver {
         self.connection.as_ref()?.bridge.post(make).ok()
     }
 
-    fn boot(&mut self, start: BootStart, resume: bool) {
+    async fn boot(&mut self, start: BootStart, resume: bool) {
+        let shared = Arc::clone(&self.shared);
+        let mcp_servers = mcp_servers(shared.sandboxes.doors.as_ref()).await;
         let session = &self.record.session;
         let agent = match self.launch(resume, None) {
             Ok(launch) => Some(launch),
@@ -161,6 +164,7 @@ impl Driver {
             start,
             repositories: self.checkouts(),
             agent,
+            mcp_servers,
             env: self.record.env.clone(),
             hook_millis: None,
         };

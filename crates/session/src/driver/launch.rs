@@ -1,13 +1,13 @@
 //! What the supervisor is told about the session's agent.
 
 use harvest_proto::{
-    AgentName, ModelRef, UpstreamKind,
-    api::Prompt,
+    AgentName, McpServerName, ModelRef, UpstreamKind,
+    api::{KeySource, Prompt},
     bridge::{AgentLaunch, RestartPolicy},
 };
 
 use super::Driver;
-use crate::{agents::UnknownAgent, timeouts::millis};
+use crate::{agents::UnknownAgent, doors::Doors, timeouts::millis};
 
 impl Driver {
     /// With `resume` the disk holds the agent's conversation. A prompt may have a model and an
@@ -40,6 +40,13 @@ impl Driver {
             restarts: RestartPolicy::default(),
         })
     }
+}
+
+/// The MCP servers whose keys are there now.
+pub(super) async fn mcp_servers(doors: &dyn Doors) -> Vec<McpServerName> {
+    let services = doors.mcp_services().await;
+    let usable = services.into_iter().filter(|service| service.key != KeySource::Missing);
+    usable.map(|service| service.name).collect()
 }
 
 /// The model that the agent requests. The scripted model has no name of its own; Codex offers the

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashSet};
 use harvest_proto::{
     AgentName, BranchName, EventBody, Hint as _, ModelRef, SessionId, SnapshotId,
     api::{
-        AddRepository, CreateSession, ModelService, Repository, ServiceModels, Session,
+        AddRepository, CreateSession, McpService, ModelService, Repository, ServiceModels, Session,
         UnusableModel, UseRepository,
     },
     bridge::Author,
@@ -117,6 +117,11 @@ impl Sessions {
         let mut services = self.shared.sandboxes.doors.model_services().await;
         self.shared.sandboxes.agents.assign(services.iter_mut());
         services
+    }
+
+    /// The MCP servers behind the gateway, and where the key of each comes from.
+    pub async fn mcp_services(&self) -> Vec<McpService> {
+        self.shared.sandboxes.doors.mcp_services().await
     }
 
     /// The model services and the models that each lists now.

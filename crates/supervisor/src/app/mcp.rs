@@ -1,9 +1,12 @@
-//! The MCP servers of a session: Harvest's own tools, the stock servers that the image contains,
-//! and those of the repositories.
+//! The MCP servers of a session: Harvest's own tools, the servers to which the gateway adds a key,
+//! the stock servers that the image contains, and those of the repositories.
 
 use std::{io, io::Read, path::Path};
 
-use harvest_proto::door::MCP_NAME;
+use harvest_proto::{
+    McpServerName,
+    door::{MCP_NAME, mcp_url},
+};
 use serde_json::{Map, Value, json};
 
 use super::Servers;
@@ -20,6 +23,7 @@ const MAX_BYTES: usize = 32 * 1024;
 pub(super) fn servers(
     checkouts: &[String],
     user: &User,
+    at_the_door: &[McpServerName],
     installed: impl Fn(&str) -> bool,
 ) -> (Servers, Vec<String>) {
     let (mut servers, mut warnings, mut space) = (stock(installed), Vec::new(), MAX_BYTES);
@@ -34,9 +38,12 @@ pub(super) fn servers(
             }
         }
     }
-    // Last: a repository cannot take the name of Harvest's tools.
-    let url = format!("http://{MCP_NAME}/mcp");
-    servers.insert("harvest".to_owned(), json!({ "type": "http", "url": url }));
+    // Last: a repository cannot take their names.
+    let own = ("harvest".to_owned(), format!("http://{MCP_NAME}/mcp"));
+    let others = at_the_door.iter().map(|name| (name.to_string(), mcp_url(name)));
+    for (name, url) in others.chain([own]) {
+        servers.insert(name, json!({ "type": "http", "url": url }));
+    }
     (servers, warnings)
 }
 
@@ -109,7 +116,7 @@ mod tests {
         std::os::unix::fs::symlink(&hidden, folder.path().join(".mcp.json")).unwrap();
         let other = User { uid: 10_001, gid: 10_001, ..me() };
         let checkouts = [folder.path().display().to_string()];
-        let (found, warnings) = servers(&checkouts, &other, |_| false);
+        let (found, warnings) = servers(&checkouts, &other, &[], |_| false);
         assert_eq!((found.len(), warnings.len()), (1, 1), "{found:?}");
     }
 
@@ -120,7 +127,8 @@ mod tests {
         let long = vec![nested; MAX_BYTES / 200].join(",");
         let text = format!(r#"{{"mcpServers": {{"a": {{"command": [{long}]}}}}}}"#);
         fs::write(folder.path().join(".mcp.json"), text).unwrap();
-        let (found, warnings) = servers(&[folder.path().display().to_string()], &me(), |_| false);
+        let (found, warnings) =
+            servers(&[folder.path().display().to_string()], &me(), &[], |_| false);
         assert_eq!((found.len(), warnings.len()), (1, 1));
     }
 
@@ -130,11 +138,18 @@ mod tests {
         fs::create_dir(folder.path().join(".harvest")).unwrap();
         let write = |file: &str, text: &str| fs::write(folder.path().join(file), text).unwrap();
         write(".mcp.json", r#"{"mcpServers": {"a": {"command": "one"}, "b": {"command": "b"}}}"#);
-        let own = r#"{"mcpServers": {"a": {"command": "two"}, "harvest": {"command": "false"}}}"#;
+        let own = r#"{"mcpServers": {"a": {"command": "two"}, "harvest": {"command": "false"}, "github": {}}}"#;
+        let door = ["github".parse().unwrap()];
         write(".harvest/mcp.json", own);
         let (servers, warnings) =
-            servers(&[folder.path().display().to_string()], &me(), |name| name == "playwright-mcp");
-        assert_eq!(servers.keys().collect::<Vec<_>>(), ["a", "b", "harvest", "playwright"]);
+            servers(&[folder.path().display().to_string()], &me(), &door, |name| {
+                name == "playwright-mcp"
+            });
+        assert_eq!(
+            servers.keys().collect::<Vec<_>>(),
+            ["a", "b", "github", "harvest", "playwright"]
+        );
+        assert_eq!(servers["github"]["url"], "http://mcp.harvest.internal/github");
         let tools = json!({ "type": "http", "url": "http://mcp.harvest.internal/mcp" });
         assert_eq!(servers["harvest"], tools);
         assert_eq!((servers["a"]["command"].as_str(), warnings.len()), (Some("two"), 0));
@@ -147,11 +162,14 @@ mod tests {
         for text in ["", "[]", r#"{"mcpServers": []}"#, r#"{"mcpServers": {"a": 1}}"#] {
             fs::write(&path, text).unwrap();
             let (servers, warnings) =
-                servers(&[folder.path().display().to_string()], &me(), |_| false);
+                servers(&[folder.path().display().to_string()], &me(), &[], |_| false);
             assert_eq!((servers.len(), warnings.len()), (1, 1), "{text}");
         }
         fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink("/dev/zero", path).unwrap();
-        assert_eq!(servers(&[folder.path().display().to_string()], &me(), |_| false).1.len(), 1);
+        assert_eq!(
+            servers(&[folder.path().display().to_string()], &me(), &[], |_| false).1.len(),
+            1
+        );
     }
 }

@@ -9,7 +9,7 @@ mod shell;
 
 use std::{io, os::fd::OwnedFd, path::Path};
 
-use harvest_proto::bridge::Boot;
+use harvest_proto::{McpServerName, bridge::Boot};
 use rustix::fs::{Mode, OFlags};
 use serde_json::{Map, Value, json};
 
@@ -49,10 +49,15 @@ pub(crate) struct Content<'a> {
     pub(crate) opencode: Value,
 }
 
-/// The MCP servers of the image and of these checkouts, and warnings about files that cannot be
-/// used.
-pub(crate) fn servers(checkouts: &[String], user: &User) -> (Servers, Vec<String>) {
-    mcp::servers(checkouts, user, |program| Path::new("/usr/local/bin").join(program).exists())
+/// The MCP servers of the image, of these checkouts and at the door, and warnings about files that
+/// cannot be used.
+pub(crate) fn servers(
+    checkouts: &[String],
+    user: &User,
+    at_the_door: &[McpServerName],
+) -> (Servers, Vec<String>) {
+    let installed = |program: &str| Path::new("/usr/local/bin").join(program).exists();
+    mcp::servers(checkouts, user, at_the_door, installed)
 }
 
 /// The MCP servers that were written at the last boot; none without the folder.

@@ -191,6 +191,7 @@ impl Sandbox {
                 silence_millis: 600_000,
                 restarts: RestartPolicy { first_millis: 1, ..RestartPolicy::default() },
             }),
+            mcp_servers: Vec::new(),
             env: BTreeMap::from([("GREETING".to_owned(), "hi".to_owned())]),
             hook_millis: None,
         }

@@ -28,6 +28,7 @@ mod inside;
 mod keys_and_budget;
 mod live_terminal;
 mod many_sessions;
+mod mcp_servers;
 mod models;
 mod names_and_addresses;
 mod network;

@@ -7,11 +7,12 @@ use std::{
 
 use super::*;
 
-fn repository() -> PathBuf {
+pub(crate) fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-fn sdks() -> PathBuf {
+/// The folder of the SDKs. Blocks while they are installed.
+pub(crate) fn sdks() -> PathBuf {
     let output =
         Command::new(repository().join(".ci/model-sdks")).stderr(Stdio::inherit()).output();
     let output = output.unwrap();
