@@ -25,6 +25,16 @@ pub const FREEZE_SIGNAL: i32 = 10;
 /// The folder with the instructions and the configuration of agents, in the sandbox of a session.
 pub const APP_FOLDER: &str = "/app";
 
+/// The first entities of a repository's memory, in [`APP_FOLDER`].
+pub const MEMORY_SEED: &str = "/app/memory-seed.json";
+
+/// The folder of [`MEMORY_FILE`].
+pub const MEMORY_FOLDER: &str = "~/.mcp-memory";
+
+/// A copy of the repository's memory in the home of the agent's user, in the format of the stock
+/// memory server.
+pub const MEMORY_FILE: &str = "~/.mcp-memory/memory.jsonl";
+
 /// The first message of a preforked supervisor, before its sandbox is known: it prepares everything
 /// that all sandboxes have in common and waits for its launch. Once it starts no more processes on
 /// its own, it shuts its end down for writing; until then the root of its mounts must not change.

@@ -28,6 +28,7 @@ mod hex;
 mod history;
 mod jobs;
 mod ledger;
+mod memory_file;
 mod metrics;
 mod monotonic_clock;
 mod reconcile;

@@ -71,6 +71,41 @@ impl Store {
         Ok(graph)
     }
 
+    /// Whether the memory of a repository got its first entities, or a user took it over.
+    pub async fn memory_seeded(&self, repository: &RepositoryName) -> Result<bool, StoreError> {
+        let query = sqlx::query("SELECT memory_seeded FROM repositories WHERE name = $1")
+            .bind(repository.to_string());
+        let seeded: Vec<bool> =
+            self.all(query, |row| Ok(row::count::<i64>(row, "memory_seeded")? != 0)).await?;
+        Ok(seeded.into_iter().next().unwrap_or(true))
+    }
+
+    /// Adds the first entities and relations, once; what exists already stays as it is.
+    pub async fn memory_seed(
+        &self,
+        repository: &RepositoryName,
+        graph: MemoryGraph,
+    ) -> Result<(), StoreError> {
+        CallSize::default()
+            .entities(&graph.entities)
+            .relations(&graph.relations)
+            .check_graph(repository.as_ref())?;
+        self.memory_change(repository, OnFullDisk::Refuse, |mut memory| {
+            Box::pin(async move {
+                if !memory.mark_seeded().await? {
+                    return Ok(());
+                }
+                let mut last = memory.last_position("memory_entities").await?;
+                for entity in &graph.entities {
+                    memory.create_entity(entity, &mut last).await?;
+                }
+                memory.create_relations(graph.relations).await?;
+                memory.check_size().await
+            })
+        })
+        .await
+    }
+
     /// Replaces the memory of a repository. Entities of the same name are merged.
     pub async fn memory_replace(
         &self,
@@ -84,6 +119,7 @@ impl Store {
         self.memory_change(repository, OnFullDisk::Refuse, |mut memory| {
             Box::pin(async move {
                 memory.clear().await?;
+                memory.mark_seeded().await?;
                 let mut last = 0;
                 for entity in &graph.entities {
                     if memory.create_entity(entity, &mut last).await?.is_none() {
@@ -97,10 +133,13 @@ impl Store {
         .await
     }
 
-    /// Deletes the memory of a repository.
+    /// Deletes the memory of a repository. It is not seeded again.
     pub async fn memory_clear(&self, repository: &RepositoryName) -> Result<(), StoreError> {
         self.memory_change(repository, OnFullDisk::UseReserve, |mut memory| {
-            Box::pin(async move { memory.clear().await })
+            Box::pin(async move {
+                memory.clear().await?;
+                memory.mark_seeded().await.map(drop)
+            })
         })
         .await
     }
@@ -301,6 +340,12 @@ impl MemoryWriter<'_> {
         self.execute("DELETE FROM memory_entities WHERE repository = $1", []).await?;
         self.execute("DELETE FROM memory_relations WHERE repository = $1", []).await?;
         Ok(())
+    }
+
+    /// True the first time.
+    async fn mark_seeded(&mut self) -> Result<bool, StoreError> {
+        let sql = "UPDATE repositories SET memory_seeded = 1 WHERE name = $1 AND memory_seeded = 0";
+        Ok(self.execute(sql, []).await? == 1)
     }
 
     async fn last_position(&mut self, table: &'static str) -> Result<i64, StoreError> {

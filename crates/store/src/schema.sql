@@ -223,6 +223,7 @@ CREATE TABLE repositories (
     base TEXT,
     secret TEXT,
     image TEXT,
+    memory_seeded BIGINT NOT NULL DEFAULT 0,
     created_at BIGINT NOT NULL
 );
 

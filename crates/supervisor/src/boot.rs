@@ -16,7 +16,7 @@ use harvest_proto::{
     EventBody, SessionId,
     bridge::{AgentLaunch, Boot, BootStart, Checkout, Exit, Fault, Reply},
     event::{BootPhase, PhaseStatus},
-    launch::APP_FOLDER,
+    launch::{APP_FOLDER, MEMORY_FILE},
     redact,
 };
 
@@ -43,6 +43,8 @@ while [ $# -gt 1 ]; do
     fi
     shift 2
 done"#;
+/// Names the file of the memory to the stock memory server.
+const MEMORY_VARIABLE: &str = "MEMORY_FILE_PATH";
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The boot of this sandbox and its progress.
@@ -94,6 +96,11 @@ impl BootRunner {
         self.accepted.replace(Some((boot.session.clone(), boot.epoch)));
         self.sandbox.session_env.replace(boot.env.clone());
         self.sandbox.has_agent.set(boot.agent.is_some());
+        if let Ok(user) = self.sandbox.user(Some(AGENT_USER)) {
+            let path = self.sandbox.home(&user) + MEMORY_FILE.trim_start_matches('~');
+            let mut env = self.sandbox.session_env.borrow_mut();
+            env.entry(MEMORY_VARIABLE.to_owned()).or_insert(path);
+        }
         let runner = Rc::clone(self);
         tokio::task::spawn_local(async move {
             let _reported_as_event = runner.run(&boot).await;
@@ -134,9 +141,11 @@ impl BootRunner {
         let folder = |checkout: &Checkout| format!("{workspace}/{}", checkout.folder);
         let mut folders: Vec<String> = boot.repositories.iter().map(folder).collect();
         let (servers, mut warnings) = app::servers(&folders, user, &boot.mcp_servers);
+        let (seed, unusable) = app::memory_seed(boot.repositories.first(), &workspace, user);
+        warnings.extend(unusable);
         if let Some(folder) = &self.sandbox.app {
             let (cwd, opencode) = (primary(&self.sandbox, boot), agents::opencode_config(agent));
-            let content = app::Content { boot, cwd, servers: &servers, opencode };
+            let content = app::Content { cwd, servers: &servers, opencode, seed };
             if let Err(error) = app::write(folder, content) {
                 warnings.push(format!("cannot write {APP_FOLDER}: {error}"));
             }
@@ -160,8 +169,7 @@ impl BootRunner {
         for (name, text) in files {
             argv.extend([name.to_owned(), text]);
         }
-        let home = self.sandbox.env(user).remove("HOME").unwrap_or_else(|| user.home.clone());
-        let spec = self.sandbox.process_spec(argv, user, &home);
+        let spec = self.sandbox.process_spec(argv, user, &self.sandbox.home(user));
         let written = capture::run(&self.sandbox, spec, WRITE_TIMEOUT).await;
         written.map_err(|fault| fault.message)?.ok().map(drop)
     }
@@ -285,8 +293,7 @@ type PhaseResult = Result<bool, PhaseError>;
 
 // Gives the agent's home and the workspace to the agent's user, regardless of the image.
 async fn starting(sandbox: &Sandbox, user: &User) -> PhaseResult {
-    let home = sandbox.env(user).remove("HOME").unwrap_or_else(|| user.home.clone());
-    for folder in [home, sandbox.workspace()] {
+    for folder in [sandbox.home(user), sandbox.workspace()] {
         own(Path::new(&folder), user)
             .map_err(|error| PhaseError::transient(format!("cannot create {folder}: {error}")))?;
     }

@@ -6,7 +6,7 @@ mod tree;
 use std::{
     ffi::OsStr,
     fs::{self, File, Metadata},
-    io::{self, Write},
+    io::{self, Read, Write},
     os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     rc::Rc,
@@ -32,6 +32,9 @@ use crate::{
     users::User,
 };
 
+// Bounds memory: files of agents' state have a few hundred KiB.
+const MAX_SMALL_BYTES: u64 = 4 * 1024 * 1024;
+
 /// Checks a request and runs it as a task of the connection.
 pub(crate) fn start(
     connection: &Rc<Connection>,
@@ -46,10 +49,15 @@ pub(crate) fn start(
     | FileRequest::Mkdir { path, .. }
     | FileRequest::Symlink { path, .. }
     | FileRequest::Remove { path, .. }) = &request;
-    if !path.starts_with('/') || path.contains('\0') {
+    let user = connection.sandbox.user(user)?;
+    let absolute = match path.strip_prefix("~/") {
+        Some(rest) => format!("{}/{rest}", connection.sandbox.home(&user)),
+        None => path.clone(),
+    };
+    if !absolute.starts_with('/') || absolute.contains('\0') {
         return Err(Fault::invalid(format!("`{path}` is not an absolute path")));
     }
-    let target = Target { path: PathBuf::from(path), user: connection.sandbox.user(user)? };
+    let target = Target { path: PathBuf::from(absolute), user };
     let shared = Rc::clone(connection);
     match request {
         FileRequest::Read { stream, .. } => {
@@ -198,6 +206,20 @@ pub(crate) async fn blocking_io<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
     spawn_blocking(work).await.unwrap_or_else(|_| Err(io::ErrorKind::Interrupted.into()))
+}
+
+/// The text of a file, with the access of this user; `None` if there is no such file.
+pub(crate) fn read_small(path: &Path, user: &User) -> io::Result<Option<String>> {
+    let read = user.access(|| {
+        let mut text = String::new();
+        resolve::open_regular(path)?.take(MAX_SMALL_BYTES + 1).read_to_string(&mut text)?;
+        Ok(text)
+    });
+    match read {
+        Ok(text) if text.len() as u64 > MAX_SMALL_BYTES => Err(io::ErrorKind::FileTooLarge.into()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        read => read.map(Some),
+    }
 }
 
 /// A temporary file next to its target; removed unless it is finished.

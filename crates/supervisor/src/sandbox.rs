@@ -77,6 +77,11 @@ impl Sandbox {
         env
     }
 
+    /// The home folder of a user.
+    pub(crate) fn home(&self, user: &User) -> String {
+        self.env(user).remove("HOME").unwrap_or_else(|| user.home.clone())
+    }
+
     pub(crate) fn process_spec(&self, argv: Vec<String>, user: &User, cwd: &str) -> ProcessSpec {
         let (cwd, file_bytes) = (cwd.to_owned(), self.launch.file_bytes);
         ProcessSpec {

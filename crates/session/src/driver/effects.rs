@@ -24,6 +24,7 @@ use crate::{
     decide::{Action, Input, SandboxState, StartFailure},
     error_chain::error_chain,
     git_remote::remote,
+    memory_file,
     repositories::boot_start,
     sandboxes::{
         Durability, Found, MissingObject, SandboxError, SandboxSpec, StartFrom, StateVolume,
@@ -212,8 +213,11 @@ impl Driver {
         if !restored {
             checkouts.iter_mut().for_each(|checkout| checkout.base_commit = None);
         }
+        let store = self.shared.store.clone();
         self.spawn_attached(async move {
-            let report = match checkout::prepare(&bridge, &checkouts, branch.as_ref(), look).await {
+            let memory = memory_file::provide(&store, &bridge, checkouts.first());
+            let prepare = checkout::prepare(&bridge, &checkouts, branch.as_ref(), look);
+            let report = match tokio::join!(prepare, memory).0 {
                 Ok(writes) => TaskReport::Input(Input::Prepared { epoch }, writes),
                 // The reconnect prepares again.
                 Err(checkout::PrepareError::Bridge(BridgeError::Lost)) => return,

@@ -22,6 +22,7 @@ on_both! {
     names_and_graphs_have_a_limit,
     too_large_calls_change_nothing,
     repeated_observations_keep_their_order,
+    seed_applies_once_and_never_after_clear,
 }
 
 /// The operations of the stock server that change the graph.
@@ -320,4 +321,28 @@ async fn repeated_observations_keep_their_order(test: TestStore) {
     test.store.memory_delete_observations(&name, deleted).await.unwrap();
     let graph = test.store.memory_read(&name).await.unwrap();
     assert_eq!(graph.entities, [entity("api", &["b"])]);
+}
+
+async fn seed_applies_once_and_never_after_clear(test: TestStore) {
+    let store = &test.store;
+    let seed = || MemoryGraph {
+        entities: vec![entity("api", &["seeded"]), entity("db", &[])],
+        relations: vec![relation("api", "db")],
+    };
+    let name = test.repository("app").await;
+    store.memory_create_entities(&name, vec![entity("api", &["own"])]).await.unwrap();
+    assert!(!store.memory_seeded(&name).await.unwrap());
+    store.memory_seed(&name, seed()).await.unwrap();
+    let seeded = store.memory_read(&name).await.unwrap();
+    assert_eq!(seeded.entities, [entity("api", &["own"]), entity("db", &[])]);
+    assert_eq!(seeded.relations, [relation("api", "db")]);
+    store.memory_delete_entities(&name, vec!["db".into()]).await.unwrap();
+    store.memory_seed(&name, seed()).await.unwrap();
+    assert_eq!(store.memory_read(&name).await.unwrap().entities.len(), 1);
+
+    let cleared = test.repository("cleared").await;
+    store.memory_clear(&cleared).await.unwrap();
+    store.memory_seed(&cleared, seed()).await.unwrap();
+    assert_eq!(store.memory_read(&cleared).await.unwrap(), MemoryGraph::default());
+    assert!(store.memory_seeded(&cleared).await.unwrap());
 }

@@ -4,17 +4,19 @@
 
 mod acp;
 mod mcp;
+mod memory;
 mod opencode;
 mod shell;
 
 use std::{io, os::fd::OwnedFd, path::Path};
 
-use harvest_proto::{McpServerName, bridge::Boot};
+use harvest_proto::{McpServerName, api::MemoryGraph};
 use rustix::fs::{Mode, OFlags};
 use serde_json::{Map, Value, json};
 
 pub(crate) use self::{
     acp::{RemoteServers, servers as acp_servers},
+    memory::seed as memory_seed,
     shell::{env, user_files},
 };
 use crate::users::User;
@@ -41,12 +43,13 @@ pub(crate) type Servers = Map<String, Value>;
 
 /// What the files depend on.
 pub(crate) struct Content<'a> {
-    pub(crate) boot: &'a Boot,
     /// Where the agent works.
     pub(crate) cwd: String,
     pub(crate) servers: &'a Servers,
     /// OpenCode's configuration without MCP servers.
     pub(crate) opencode: Value,
+    /// The first entities of the repository's memory.
+    pub(crate) seed: MemoryGraph,
 }
 
 /// The MCP servers of the image, of these checkouts and at the door, and warnings about files that
@@ -69,14 +72,14 @@ pub(crate) fn written_servers() -> Servers {
 
 /// Writes all files.
 pub(crate) fn write(folder: &OwnedFd, content: Content<'_>) -> io::Result<()> {
-    let Content { boot, cwd, servers, mut opencode } = content;
+    let Content { cwd, servers, mut opencode, seed } = content;
     opencode["mcp"] = opencode::servers(servers).into();
     for (name, text) in [
         ("AGENTS.md", instructions(&cwd)),
         // Without indentation, which would multiply deeply nested text of a repository.
         ("mcp.json", json!({ "mcpServers": servers }).to_string()),
         ("opencode.json", opencode.to_string()),
-        ("memory-seed.json", memory_seed(boot).to_string()),
+        ("memory-seed.json", json!(seed).to_string()),
     ] {
         write_file(folder, name, &text)?;
     }
@@ -87,21 +90,6 @@ fn write_file(folder: &OwnedFd, name: &str, text: &str) -> io::Result<()> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC;
     let file = rustix::fs::openat(folder, name, flags, Mode::from_raw_mode(0o644))?;
     io::Write::write_all(&mut std::fs::File::from(file), text.as_bytes())
-}
-
-/// The first entities of a repository's memory.
-fn memory_seed(boot: &Boot) -> Value {
-    let entity = |checkout: &harvest_proto::bridge::Checkout| {
-        json!({
-            "name": checkout.name,
-            "entityType": "repository",
-            "observations": [format!("It is checked out in /workspace/{}.", checkout.folder)],
-        })
-    };
-    json!({
-        "entities": boot.repositories.iter().map(entity).collect::<Vec<_>>(),
-        "relations": [],
-    })
 }
 
 #[cfg(test)]

@@ -29,6 +29,7 @@ mod keys_and_budget;
 mod live_terminal;
 mod many_sessions;
 mod mcp_servers;
+mod memory_inside;
 mod models;
 mod names_and_addresses;
 mod network;

@@ -1,0 +1,56 @@
+//! The memory of a repository inside a session's sandbox: a file in the format of the stock memory
+//! server, written when the sandbox has booted. It is a copy; agents change the memory with tools.
+
+use harvest_proto::{
+    RepositoryName,
+    api::MemoryGraph,
+    bridge::FileRequest,
+    launch::{MEMORY_FILE, MEMORY_FOLDER, MEMORY_SEED},
+};
+use harvest_store::{CheckoutRecord, Store, StoreError};
+
+use crate::{
+    bridge::{Bridge, BridgeError},
+    error_chain::error_chain,
+};
+
+// More than the supervisor writes.
+const MAX_SEED_BYTES: usize = 1024 * 1024;
+
+#[derive(Debug, thiserror::Error)]
+enum ProvideError {
+    #[error("cannot reach the sandbox")]
+    Bridge(#[from] BridgeError),
+    #[error("cannot use the stored memory")]
+    Store(#[from] StoreError),
+    #[error("the first entities are not valid")]
+    Seed(#[from] serde_json::Error),
+}
+
+/// Stores the first entities of a repository that has none yet, then writes the file. A session
+/// works without either, so a failure is only logged.
+pub(crate) async fn provide(store: &Store, bridge: &Bridge, first: Option<&CheckoutRecord>) {
+    let Some(CheckoutRecord { repository, .. }) = first else { return };
+    if let Err(error) = try_provide(store, bridge, repository).await {
+        let error = error_chain(&error);
+        tracing::warn!(%repository, error, "the sandbox has no copy of the repository's memory");
+    }
+}
+
+async fn try_provide(
+    store: &Store,
+    bridge: &Bridge,
+    repository: &RepositoryName,
+) -> Result<(), ProvideError> {
+    let user = Some("harvest".to_owned());
+    if !store.memory_seeded(repository).await? {
+        let seed = bridge.file_read(MEMORY_SEED, user.clone(), MAX_SEED_BYTES).await?;
+        let seed: MemoryGraph = serde_json::from_slice(&seed)?;
+        store.memory_seed(repository, seed).await?;
+    }
+    let text = store.memory_read(repository).await?.to_jsonl();
+    let folder = FileRequest::Mkdir { path: MEMORY_FOLDER.to_owned(), mode: 0o700 };
+    bridge.file(user.clone(), folder).await?;
+    bridge.file_write(MEMORY_FILE, 0o600, user, text.as_bytes()).await?;
+    Ok(())
+}
