@@ -23,7 +23,7 @@ use harvest_proto::{
 use self::failure::PhaseError;
 use crate::{
     agents::{self, AgentContext},
-    app, capture,
+    app, capture, files,
     git::{Git, Synced},
     outbox::Outbox,
     sandbox::Sandbox,
@@ -33,16 +33,6 @@ use crate::{
 
 const DEFAULT_HOOK_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
-/// Writes each file (a path, then its text) unless it exists.
-const WRITE_MISSING: &str = r#"set -e
-umask 077
-while [ $# -gt 1 ]; do
-    if ! [ -e "$1" ]; then
-        case $1 in */*) mkdir -p "${1%/*}" ;; esac
-        printf '%s' "$2" > "$1"
-    fi
-    shift 2
-done"#;
 /// Names the file of the memory to the stock memory server.
 const MEMORY_VARIABLE: &str = "MEMORY_FILE_PATH";
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -95,7 +85,7 @@ impl BootRunner {
         }
         self.accepted.replace(Some((boot.session.clone(), boot.epoch)));
         self.sandbox.session_env.replace(boot.env.clone());
-        self.sandbox.has_agent.set(boot.agent.is_some());
+        self.sandbox.shell_env.replace(boot.agent.as_ref().map(app::env).unwrap_or_default());
         if let Ok(user) = self.sandbox.user(Some(AGENT_USER)) {
             let path = self.sandbox.home(&user) + MEMORY_FILE.trim_start_matches('~');
             let mut env = self.sandbox.session_env.borrow_mut();
@@ -143,15 +133,17 @@ impl BootRunner {
         let (servers, mut warnings) = app::servers(&folders, user, &boot.mcp_servers);
         let (seed, unusable) = app::memory_seed(boot.repositories.first(), &workspace, user);
         warnings.extend(unusable);
+        folders.push(workspace);
         if let Some(folder) = &self.sandbox.app {
             let (cwd, opencode) = (primary(&self.sandbox, boot), agents::opencode_config(agent));
-            let content = app::Content { cwd, servers: &servers, opencode, seed };
-            if let Err(error) = app::write(folder, content) {
+            let (servers, folders) = (&servers, &folders[..]);
+            let content = app::Content { cwd, servers, launch: agent, folders, opencode, seed };
+            if let Err(error) = app::write(folder, content).and_then(|()| app::link_codex_config())
+            {
                 warnings.push(format!("cannot write {APP_FOLDER}: {error}"));
             }
         }
-        folders.push(workspace);
-        if let Err(why) = self.write_user_files(app::user_files(&folders, &servers), user).await {
+        if let Err(why) = self.write_user_files(&folders, &servers, user).await {
             warnings.push(format!("cannot write the agents' settings: {why}"));
         }
         for message in warnings {
@@ -162,16 +154,23 @@ impl BootRunner {
     /// The user writes the files: where a link of its home leads, its own rights decide.
     async fn write_user_files(
         &self,
-        files: [(&'static str, String); 3],
+        folders: &[String],
+        servers: &app::Servers,
         user: &User,
     ) -> Result<(), String> {
-        let mut argv: Vec<String> = ["sh", "-c", WRITE_MISSING, "sh"].map(str::to_owned).into();
-        for (name, text) in files {
-            argv.extend([name.to_owned(), text]);
-        }
-        let spec = self.sandbox.process_spec(argv, user, &self.sandbox.home(user));
+        let home = self.sandbox.home(user);
+        let mut argv: Vec<String> =
+            ["sh", "-c", app::WRITE_MISSING, "sh"].map(str::to_owned).into();
+        argv.extend(app::missing_files());
+        let spec = self.sandbox.process_spec(argv, user, &home);
         let written = capture::run(&self.sandbox, spec, WRITE_TIMEOUT).await;
-        written.map_err(|fault| fault.message)?.ok().map(drop)
+        written.map_err(|fault| fault.message)?.ok()?;
+        let path = Path::new(&home).join(app::CLAUDE_STATE);
+        let existing = files::read_small(&path, user).map_err(|error| error.to_string())?;
+        match app::claude_state(existing.as_deref(), folders, servers) {
+            Some(text) => files::write_small(&path, user, &text).map_err(|error| error.to_string()),
+            None => Ok(()),
+        }
     }
 
     async fn start_agent(&self, boot: &Boot, agent: &AgentLaunch) -> PhaseResult {

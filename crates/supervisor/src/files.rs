@@ -222,6 +222,14 @@ pub(crate) fn read_small(path: &Path, user: &User) -> io::Result<Option<String>>
     }
 }
 
+/// Replaces a file, with the access of this user. Nothing waits for the disk.
+pub(crate) fn write_small(path: &Path, user: &User, text: &str) -> io::Result<()> {
+    let target = Target { path: path.to_owned(), user: user.clone() };
+    let partial = PartialFile::new(target, 0o600)?;
+    (&partial.file).write_all(text.as_bytes())?;
+    partial.rename()
+}
+
 /// A temporary file next to its target; removed unless it is finished.
 struct PartialFile {
     file: File,
@@ -251,8 +259,12 @@ impl PartialFile {
 
     fn finish(&self) -> io::Result<()> {
         self.file.sync_all()?;
-        self.user.access(|| fs::rename(&self.temporary, self.target.path()))?;
+        self.rename()?;
         self.target.sync()
+    }
+
+    fn rename(&self) -> io::Result<()> {
+        self.user.access(|| fs::rename(&self.temporary, self.target.path()))
     }
 }
 

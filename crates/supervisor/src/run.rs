@@ -1,11 +1,6 @@
 //! The supervisor role: receives the launch, builds the parts, serves the bridge, and shuts down.
 
-use std::{
-    cell::{Cell, RefCell},
-    process::ExitCode,
-    rc::Rc,
-    time::Duration,
-};
+use std::{cell::RefCell, process::ExitCode, rc::Rc, time::Duration};
 
 use harvest_proto::launch::{Descriptor, Launch};
 use tokio::{
@@ -92,7 +87,7 @@ fn sandbox(launch: Launch, processes: Rc<Processes>, mut inherited: InheritedFds
     Sandbox {
         launch,
         session_env: RefCell::default(),
-        has_agent: Cell::default(),
+        shell_env: RefCell::default(),
         processes,
         agent_group: AgentGroup::new(&mut inherited),
         oom: OomCount::new(&mut inherited),

@@ -1,12 +1,7 @@
 //! The sandbox from inside: its users, environment variables, processes and cgroups. Everything
 //! that runs a process starts here.
 
-use std::{
-    cell::{Cell, RefCell},
-    collections::BTreeMap,
-    os::fd::OwnedFd,
-    rc::Rc,
-};
+use std::{cell::RefCell, collections::BTreeMap, os::fd::OwnedFd, rc::Rc};
 
 use harvest_proto::{
     bridge::{Exit, Fault},
@@ -39,8 +34,8 @@ pub(crate) struct Sandbox {
     pub(crate) meminfo: Option<Meminfo>,
     /// The folder `/app`, to write; absent without a session.
     pub(crate) app: Option<OwnedFd>,
-    /// Whether this is the sandbox of a session with an agent, once it has booted.
-    pub(crate) has_agent: Cell<bool>,
+    /// Variables for agents that a user types, once a session with an agent has booted.
+    pub(crate) shell_env: RefCell<BTreeMap<String, String>>,
     pub(crate) detached: Rc<Detached>,
     pub(crate) model_activity: Rc<ModelActivity>,
 }

@@ -10,14 +10,17 @@ mod shell;
 
 use std::{io, os::fd::OwnedFd, path::Path};
 
-use harvest_proto::{McpServerName, api::MemoryGraph};
+use harvest_proto::{McpServerName, api::MemoryGraph, bridge::AgentLaunch};
 use rustix::fs::{Mode, OFlags};
 use serde_json::{Map, Value, json};
 
 pub(crate) use self::{
     acp::{RemoteServers, servers as acp_servers},
     memory::seed as memory_seed,
-    shell::{env, user_files},
+    shell::{
+        CLAUDE_STATE, WRITE_MISSING, claude_state, env, link_codex_config, linked_rules,
+        missing_files,
+    },
 };
 use crate::users::User;
 
@@ -33,6 +36,9 @@ pub(crate) const MCP_CONFIG: &str = "/app/mcp.json";
 /// OpenCode's configuration.
 pub(crate) const OPENCODE_CONFIG: &str = "/app/opencode.json";
 
+/// Codex's configuration.
+const CODEX_CONFIG: &str = "/app/codex.toml";
+
 /// What an agent that works in `cwd` is told in addition to the prompt.
 pub(crate) fn instructions(cwd: &str) -> String {
     format!("{RULES}\nYour working directory is {cwd}.\n")
@@ -46,6 +52,9 @@ pub(crate) struct Content<'a> {
     /// Where the agent works.
     pub(crate) cwd: String,
     pub(crate) servers: &'a Servers,
+    pub(crate) launch: &'a AgentLaunch,
+    /// The folders that agents work in.
+    pub(crate) folders: &'a [String],
     /// OpenCode's configuration without MCP servers.
     pub(crate) opencode: Value,
     /// The first entities of the repository's memory.
@@ -72,13 +81,16 @@ pub(crate) fn written_servers() -> Servers {
 
 /// Writes all files.
 pub(crate) fn write(folder: &OwnedFd, content: Content<'_>) -> io::Result<()> {
-    let Content { cwd, servers, mut opencode, seed } = content;
+    let Content { cwd, servers, launch, folders, mut opencode, seed } = content;
+    let rules = instructions(&cwd);
+    let codex = shell::codex_config(launch, &rules, folders, servers);
     opencode["mcp"] = opencode::servers(servers).into();
     for (name, text) in [
-        ("AGENTS.md", instructions(&cwd)),
+        ("AGENTS.md", rules),
         // Without indentation, which would multiply deeply nested text of a repository.
         ("mcp.json", json!({ "mcpServers": servers }).to_string()),
         ("opencode.json", opencode.to_string()),
+        ("codex.toml", codex),
         ("memory-seed.json", json!(seed).to_string()),
     ] {
         write_file(folder, name, &text)?;
@@ -100,7 +112,7 @@ mod tests {
 
     #[test]
     fn paths_are_below_the_folder() {
-        for path in [MCP_CONFIG, OPENCODE_CONFIG, RULES_FILE] {
+        for path in [MCP_CONFIG, OPENCODE_CONFIG, CODEX_CONFIG, RULES_FILE] {
             assert!(path.starts_with(&format!("{APP_FOLDER}/")), "{path}");
         }
     }

@@ -15,7 +15,6 @@ use tokio::{
 };
 
 use crate::{
-    app,
     connection::Connection,
     meminfo::Meminfo,
     pipes::{MAX_PIPE_BYTES, Pipes, discard_output, pipes, read_now},
@@ -78,11 +77,8 @@ fn process_spec(sandbox: &Sandbox, command: &Command) -> Result<ProcessSpec, Fau
         let _ = std::fs::create_dir_all(cwd);
     }
     let mut spec = sandbox.process_spec(command.argv.clone(), &user, cwd);
-    if sandbox.has_agent.get() {
-        // An agent works as well when a user types its name.
-        for (name, value) in app::env() {
-            spec.env.entry(name).or_insert(value);
-        }
+    for (name, value) in sandbox.shell_env.borrow().clone() {
+        spec.env.entry(name).or_insert(value);
     }
     spec.env.extend(command.env.clone());
     spec.terminal = command.terminal.is_some();

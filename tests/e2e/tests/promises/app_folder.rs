@@ -120,7 +120,7 @@ async fn rules_are_in_the_model_request() {
 }
 
 /// A stand-in for the model service that keeps the requests and accepts no key.
-async fn recording_model() -> (String, Arc<Mutex<Vec<String>>>) {
+pub(crate) async fn recording_model() -> (String, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let requests = Arc::new(Mutex::new(Vec::new()));

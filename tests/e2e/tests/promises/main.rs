@@ -55,6 +55,7 @@ mod terminals_and_files;
 mod tidy;
 mod tools;
 mod turn_zero;
+mod typed_agents;
 mod upgrade;
 mod with_and_without_server;
 

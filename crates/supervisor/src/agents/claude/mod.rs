@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 pub(super) use self::map::Claude;
 use super::{Agent, AgentStart, Image, Invocation, Signal, owned};
-use crate::app;
+use crate::{app, users};
 
 /// The id of the request whose response means that the agent is ready.
 const INITIALIZE: &str = "initialize";
@@ -45,7 +45,8 @@ impl Agent for Claude {
         self.model.clone_from(&start.launch.model);
         // Only sandboxes have the file.
         let mcp = Path::new(app::MCP_CONFIG).exists();
-        let argv = argv(start.launch, start.cwd, start.resume, mcp);
+        let mut argv = argv(start.launch, start.cwd, start.resume, mcp);
+        argv.extend(without_linked_rules());
         Invocation { argv, env: env(start.launch), warning: None }
     }
 
@@ -100,6 +101,13 @@ impl Agent for Claude {
     fn close_questions(&mut self) -> Vec<Signal> {
         self.close_all()
     }
+}
+
+/// Leaves out the user's instructions where they lead to the rules: the system prompt has them.
+fn without_linked_rules() -> Vec<String> {
+    let link = users::find(users::AGENT_USER).and_then(|user| app::linked_rules(&user.home));
+    let settings = link.map(|path| json!({ "claudeMdExcludes": [path] }).to_string());
+    settings.map_or_else(Vec::new, |settings| vec!["--settings".to_owned(), settings])
 }
 
 fn env(launch: &AgentLaunch) -> Vec<(String, String)> {
