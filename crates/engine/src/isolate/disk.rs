@@ -113,7 +113,7 @@ impl StepRunner {
             Step::App { inside } => {
                 let made = self.scratch()?.pid1_folder();
                 let (writable, shown) = made.doing(|| format!("create {}", inside.display()))?;
-                let attached = self.tree()?.on_folder(&shown, inside);
+                let attached = self.tree()?.on_real_folder(&shown, inside);
                 attached.doing(|| format!("mount {}", inside.display()))?;
                 self.inherited.push((Descriptor::App, writable));
                 Ok(())

@@ -245,6 +245,23 @@ impl RootTree {
         syscall::attach_mount(mount, self.folder(inside)?)
     }
 
+    /// Mounts onto a folder inside, which no link leads to. Anything else of that name is replaced.
+    pub(crate) fn on_real_folder(&self, mount: &OwnedFd, inside: &Path) -> io::Result<()> {
+        let parent = self.folder(inside.parent().unwrap_or(Path::new("/")))?;
+        let name: &OsStr = inside.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+        let mode = Mode::from_raw_mode(0o755);
+        match statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Directory => {}
+            Ok(_) => {
+                rustix::fs::unlinkat(&parent, name, AtFlags::empty())?;
+                mkdirat(&parent, name, mode)?;
+            }
+            Err(Errno::NOENT) => mkdirat(&parent, name, mode)?,
+            Err(error) => return Err(error.into()),
+        }
+        syscall::attach_mount(mount, folder(&parent, name)?)
+    }
+
     /// Mounts onto a file inside.
     pub(crate) fn on_file(&self, mount: &OwnedFd, inside: &Path) -> io::Result<()> {
         syscall::attach_mount(mount, self.file(inside)?)

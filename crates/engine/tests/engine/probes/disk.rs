@@ -141,3 +141,26 @@ fn hostile_image_cannot_redirect_mounts() {
         assert!(world.engine.list().unwrap().is_empty());
     }
 }
+
+#[test]
+fn linked_app_folder_is_not_followed() {
+    for image in ["link", "file"] {
+        let world = World::new();
+        let base = world.folder.path().join("cache/layers/base");
+        match image {
+            "link" => symlink("/etc", base.join("app")).unwrap(),
+            _ => fs::write(base.join("app"), "").unwrap(),
+        }
+        let spec = Spec { owner: Owner::Sessions, ..world.spec() };
+        let running = world.engine.start(&spec).unwrap();
+        let seen = shell(&running, "test -d /app && test ! -L /app && test -e /etc/hosts");
+        assert_eq!(seen.exit, Exit::Code(0), "{image}: {seen:?}");
+        let mounted = shell(&running, "grep -c ' /app tmpfs ro' /proc/mounts");
+        assert_eq!(
+            mounted.exit,
+            Exit::Code(0),
+            "{image}: {}",
+            shell(&running, "cat /proc/mounts").out
+        );
+    }
+}
