@@ -1,13 +1,15 @@
-//! MCP servers to which the gateway adds a key, used by every real agent.
+//! MCP servers behind the gateway, used by every real agent: Harvest's own tools, and a server to
+//! which the gateway adds a key.
 
 use std::{
+    collections::BTreeSet,
     io::{BufRead as _, BufReader},
     path::Path,
     process::{Child, Command, Stdio},
 };
 
 use harvest_e2e::{Follower, Host};
-use harvest_proto::{EventBody, bridge::Exit};
+use harvest_proto::{EventBody, api::SessionState, bridge::Exit};
 use serde_json::{Value, json};
 
 use crate::{SAMPLE, app_folder::idle, completed};
@@ -104,4 +106,72 @@ async fn server_without_a_key_is_not_offered() {
     assert!(servers.contains("harvest") && !servers.contains("github"), "{servers}");
     let asked = "curl -s -o /dev/null -w '%{http_code}' http://mcp.harvest.internal/github";
     assert_eq!(host.exec(&session, "harvest", asked).await.1.trim(), "404");
+}
+
+/// Every tool of Harvest with arguments, and what its output contains.
+fn every_tool() -> [(&'static str, Value, &'static str); 14] {
+    let (entity, other) = (
+        json!({ "name": "api", "entityType": "service", "observations": ["fast"] }),
+        json!({ "name": "db", "entityType": "store", "observations": [] }),
+    );
+    let relation = json!({ "from": "api", "to": "db", "relationType": "uses" });
+    let about = |key: &str| json!([{ "entityName": "db", key: ["big"] }]);
+    [
+        ("create_entities", json!({ "entities": [entity, other] }), "fast"),
+        ("create_relations", json!({ "relations": [relation] }), "uses"),
+        ("add_observations", json!({ "observations": about("contents") }), "big"),
+        ("search_nodes", json!({ "query": "FAST" }), "service"),
+        ("open_nodes", json!({ "names": ["db"] }), "big"),
+        ("delete_observations", json!({ "deletions": about("observations") }), "deleted"),
+        ("delete_relations", json!({ "relations": [relation] }), "deleted"),
+        ("delete_entities", json!({ "entityNames": ["db"] }), "deleted"),
+        ("read_graph", json!({}), "api"),
+        ("run_tests", json!({}), "passed"),
+        ("session_status", json!({}), "local/calc"),
+        ("spawn_session", json!({ "prompt": "Do a part.", "key": "part" }), "ses_"),
+        ("create_pull_request", json!({ "title": "Add, not subtract" }), "Add, not subtract"),
+        (
+            "report_blocked",
+            json!({ "criterion": "a", "error": "b", "attempts": ["c"], "needed_action": "d" }),
+            "",
+        ),
+    ]
+}
+
+#[tokio::test]
+async fn every_agent_calls_every_tool() {
+    let host = Host::start().await;
+    for agent in AGENTS {
+        // Each agent begins with an empty memory.
+        let repository = format!("calc-{agent}");
+        host.repository(&repository, SAMPLE).await;
+        let tools = every_tool();
+        let calls: Vec<_> = tools.iter().map(|(name, input, _)| (*name, input.clone())).collect();
+        let fix = "sed -i 's/a - b/a + b/' calc.py && git commit -qam Fix && git push -q";
+        let mut script = vec![json!({ "bash": fix })];
+        script.extend(steps("harvest", &calls));
+        script.push(json!({ "text": "done" }));
+        let session = host.session_of(agent, &repository, "Use them.", &json!(script)).await.id;
+        let mut follower = host.follow(session.clone());
+        follower.until("the turn", completed).await;
+        let outputs = outputs(agent, &follower);
+        assert_eq!(outputs.len(), tools.len() + 1, "{agent}: {outputs:?}");
+        for ((name, _, part), output) in tools.iter().zip(&outputs[1..]) {
+            assert!(
+                output.contains(&part.replace("local/calc", &repository)),
+                "{agent} {name}: {output}"
+            );
+        }
+        host.wait_for(&session, SessionState::NeedsInput).await;
+        let list = r#"curl -s -H 'content-type: application/json' -d '{"jsonrpc":"2.0","id":1,"method":"tools/list"}' http://mcp.harvest.internal/mcp"#;
+        let listed: Value =
+            serde_json::from_str(&host.exec(&session, "harvest", list).await.1).unwrap();
+        let listed: BTreeSet<&str> = listed["result"]["tools"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter_map(|tool| tool["name"].as_str())
+            .collect();
+        assert_eq!(listed, tools.iter().map(|tool| tool.0).collect(), "every tool was called");
+    }
 }
