@@ -28,20 +28,24 @@ fn supervisor() -> String {
     }
 }
 
-/// `images/*.toml` as a table of names and texts.
+/// The recipes and the lock files beside them, as a table of paths below `images` and texts.
 fn recipes() -> String {
     // Read at run time, not with `env!`: the clone may have moved since this script was compiled.
     let crate_folder = env::var("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR");
     let folder = Path::new(&crate_folder).join("../../images");
     // Relative to the crate, for the same reason.
     println!("cargo::rerun-if-changed=../../images");
-    let entries = fs::read_dir(&folder).into_iter().flatten().flatten().map(|entry| entry.path());
-    let mut files: Vec<PathBuf> =
-        entries.filter(|path| path.extension().is_some_and(|ext| ext == "toml")).collect();
+    let (folders, mut files): (Vec<_>, Vec<_>) =
+        entries(&folder).into_iter().partition(|path| path.is_dir());
+    files.extend(folders.iter().flat_map(|folder| entries(folder)));
     files.sort();
     let rows = files.iter().map(|path| {
-        let name = path.file_stem().unwrap_or_default().to_string_lossy();
+        let name = path.strip_prefix(&folder).unwrap_or(path).display().to_string();
         format!("({name:?}, include_str!({:?})), ", path.display().to_string())
     });
     format!("&[{}]", rows.collect::<String>())
+}
+
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
 }

@@ -2,6 +2,7 @@
 //! unsafe code lives, what stays pure, how large module cycles get, and the language.
 
 mod dependencies;
+mod downloads;
 mod language;
 mod modules;
 mod source;
