@@ -218,6 +218,7 @@ mod tests {
             conversation: "c".into(),
             resume: false,
             model: Some("m".into()),
+            effort: None,
             upstream,
             protocol: ModelProtocol::Messages,
             questions: true,

@@ -109,7 +109,7 @@ async fn server_without_a_key_is_not_offered() {
 }
 
 /// Every tool of Harvest with arguments, and what its output contains.
-fn every_tool() -> [(&'static str, Value, &'static str); 14] {
+fn every_tool() -> [(&'static str, Value, &'static str); 15] {
     let (entity, other) = (
         json!({ "name": "api", "entityType": "service", "observations": ["fast"] }),
         json!({ "name": "db", "entityType": "store", "observations": [] }),
@@ -127,6 +127,7 @@ fn every_tool() -> [(&'static str, Value, &'static str); 14] {
         ("delete_entities", json!({ "entityNames": ["db"] }), "deleted"),
         ("read_graph", json!({}), "api"),
         ("run_tests", json!({}), "passed"),
+        ("upload_artifact", json!({ "path": "calc.py" }), "calc.py"),
         ("session_status", json!({}), "local/calc"),
         ("spawn_session", json!({ "prompt": "Do a part.", "key": "part" }), "ses_"),
         ("create_pull_request", json!({ "title": "Add, not subtract" }), "Add, not subtract"),
