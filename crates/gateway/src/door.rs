@@ -13,11 +13,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     Shared,
-    ledger::{DoorPolicy, Tools},
+    ledger::{DoorPolicy, ResolvedPolicy, Tools},
+    policy::{self, Verdict},
+    traffic::Traffic,
 };
 
 // Refusals are rate-limited so that a loop in the sandbox cannot fill the session's history: each
-// name once a minute, and at most this many names.
+// name and reason once a minute, and at most this many of them.
 const REFUSAL_INTERVAL: Duration = Duration::from_secs(60);
 const MAX_REFUSALS: usize = 64;
 // Two requests of maximum size, or hundreds of usual ones, at a time; further requests wait.
@@ -42,6 +44,7 @@ pub(crate) struct Door {
     /// Cancelled when the door closes.
     pub(crate) closed: CancellationToken,
     refusals: Mutex<Refusals>,
+    pub(crate) traffic: Traffic,
     /// Memory for bodies of model calls, in KiB.
     pub(crate) body_memory_kib: Arc<Semaphore>,
     pub(crate) tool_calls: Semaphore,
@@ -62,6 +65,7 @@ impl Door {
             tools,
             closed: CancellationToken::new(),
             refusals: Mutex::default(),
+            traffic: Traffic::default(),
             body_memory_kib: Arc::new(Semaphore::new(BODY_MEMORY_KIB)),
             tool_calls: Semaphore::new(MAX_TOOL_CALLS),
             remote_calls: Arc::new(Semaphore::new(MAX_REMOTE_CALLS)),
@@ -76,10 +80,52 @@ impl Door {
         }
     }
 
+    /// Stores what was counted since the last call. A door that belongs to no session has no log.
+    pub(crate) async fn store_traffic(&self) {
+        let counts = self.traffic.take();
+        if !counts.is_empty() && self.observer.is_none() {
+            self.shared.ledger.count_traffic(&self.policy.session, counts).await;
+        }
+    }
+
+    /// The network policy as it is now.
+    pub(crate) fn network(&self) -> ResolvedPolicy {
+        self.policy.network.borrow().clone()
+    }
+
+    /// Waits until the policy no longer allows an open connection, and returns what it says.
+    pub(crate) async fn no_longer_allowed(&self, name: &str, port: u16, private: bool) -> Verdict {
+        let mut network = self.policy.network.clone();
+        loop {
+            let verdict = policy::judge(&network.borrow_and_update(), name, port);
+            match verdict {
+                Verdict::Allowed { private: now } if now || !private => {}
+                other => return other,
+            }
+            if network.changed().await.is_err() {
+                // It is final.
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    /// Logs a refused connection or look-up, and returns the reason.
+    pub(crate) async fn refuse(&self, name: &str, port: u16, verdict: Verdict) -> String {
+        let (reason, hint) = match verdict {
+            Verdict::Refused { reason, hint } => (reason, hint),
+            // It was allowed on other terms.
+            Verdict::Allowed { .. } => ("the network rules changed".to_owned(), None),
+        };
+        self.traffic.refused(&printable(name), port);
+        self.log_refusal(name, &reason, hint).await;
+        reason
+    }
+
     /// Logs a refused connection or look-up, rate-limited.
     pub(crate) async fn log_refusal(&self, name: &str, reason: &str, hint: Option<String>) {
-        let name: String = name.chars().filter(|c| !c.is_control()).take(253).collect();
-        if self.refusals().admit_name(&name, Instant::now()) {
+        let name = printable(name);
+        // A name can be refused for another reason soon, when its rules change.
+        if self.refusals().admit_name(&format!("{name} {reason}"), Instant::now()) {
             self.log(EventBody::EgressRefused { name, reason: reason.to_owned(), hint }).await;
         }
     }
@@ -101,6 +147,11 @@ impl std::fmt::Debug for Door {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.debug_struct("Door").field("session", &self.policy.session).finish_non_exhaustive()
     }
+}
+
+/// A name from a sandbox without control characters and of limited length.
+fn printable(name: &str) -> String {
+    name.chars().filter(|c| !c.is_control()).take(253).collect()
 }
 
 /// Refusals of the last minute, for rate limiting.

@@ -1,12 +1,18 @@
 //! The interface from the gateway to the rest of Harvest: policies, secrets and accounting. The
 //! gateway itself keeps no state about sessions.
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
 use harvest_proto::{
-    BranchName, EventBody, RepositoryName, Secret, SessionId, UpstreamName, api::KeySource,
+    BranchName, EventBody, NetworkPolicy, RepositoryName, Secret, SessionId, TrafficCount,
+    UpstreamName,
+    api::{KeySource, NetworkRule},
     event::Usage,
 };
 use tokio::sync::watch;
+
+use crate::policy::normalize_entry;
 
 /// Provides secrets, checks budgets and records usage.
 #[async_trait]
@@ -25,6 +31,9 @@ pub trait Ledger: Send + Sync {
 
     /// Stores an event of the gateway.
     async fn log(&self, session: &SessionId, event: EventBody);
+
+    /// Adds to the network log of a session.
+    async fn count_traffic(&self, session: &SessionId, counts: Vec<TrafficCount>);
 }
 
 /// The tools of a session, which its agent calls at the tools door.
@@ -59,7 +68,8 @@ pub struct Refusal {
 #[derive(Debug, Clone)]
 pub struct DoorPolicy {
     pub session: SessionId,
-    pub network: ResolvedPolicy,
+    /// May change while the door is open; open connections that it no longer allows are cut.
+    pub network: watch::Receiver<ResolvedPolicy>,
     /// Receives the model calls that name no upstream. A door whose upstream is `scripted` reaches
     /// no other; every other door reaches all configured ones. A prompt can change it.
     pub upstream: watch::Receiver<UpstreamName>,
@@ -67,12 +77,31 @@ pub struct DoorPolicy {
     pub repositories: Vec<GitAccess>,
 }
 
-/// A network policy with the names that a sandbox may connect to, besides the gateway's own.
+/// A network policy with the names and rules it consists of.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ResolvedPolicy {
-    None,
-    /// These names on ports 80 and 443. `*.example.org` matches every name below it.
-    Trusted(Vec<String>),
+pub struct ResolvedPolicy {
+    pub base: NetworkPolicy,
+    /// The names that `trusted` allows, normalized. `*.example.org` matches every name below it.
+    pub trusted: Arc<[String]>,
+    pub rules: Vec<NetworkRule>,
+    /// The argument of `harvest net allow` that names the policy's owner: a session's id, or
+    /// `-r` and a repository's name.
+    pub owner: String,
+}
+
+impl ResolvedPolicy {
+    /// A policy without rules.
+    #[must_use]
+    pub fn of(base: NetworkPolicy, trusted: &[&str]) -> Self {
+        let trusted = trusted.iter().filter_map(|name| normalize_entry(name)).collect();
+        Self { base, trusted, rules: Vec::new(), owner: "SESSION".to_owned() }
+    }
+
+    /// This policy for a door, without later changes.
+    #[must_use]
+    pub fn fixed(self) -> watch::Receiver<Self> {
+        watch::channel(self).1
+    }
 }
 
 /// A repository behind the git door.

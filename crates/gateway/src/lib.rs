@@ -18,6 +18,7 @@ mod policy;
 mod private_hosts;
 mod redact_stream;
 mod registries;
+mod traffic;
 pub mod vault;
 
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
@@ -34,6 +35,7 @@ use ledger::{DoorPolicy, Ledger, Tools};
 pub use listener::{DoorHandle, DoorListener, DoorSocket, DoorStream};
 pub use mcp::{McpServer, McpServerKind, McpServers};
 pub use model::{Upstream, UpstreamError, Upstreams};
+pub use policy::normalize_entry;
 pub use private_hosts::PrivateHosts;
 pub use registries::{host_registries, trusted_names};
 

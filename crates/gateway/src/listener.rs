@@ -17,12 +17,17 @@ use futures_util::FutureExt as _;
 use harvest_proto::door::{DoorReply, DoorRequest, GIT_NAME, MAX_LINE_BYTES, MCP_NAME, MODEL_NAME};
 use tokio::{
     io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader},
-    net::UnixListener,
+    net::{TcpStream, UnixListener},
     sync::Semaphore,
     time::timeout,
 };
 
-use crate::{door::Door, egress, git, http, mcp, model, policy, private_hosts};
+use crate::{
+    door::Door,
+    egress, git, http, mcp, model,
+    policy::{self, Verdict},
+    traffic::Counted,
+};
 
 /// A connection from a sandbox, with the bytes that followed its first line.
 type Stream = BufReader<Box<dyn DoorStream>>;
@@ -33,6 +38,9 @@ const MAX_CONNECTIONS: usize = 512;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 // When the process is out of file descriptors, a retry helps only after one was closed.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+// How long the network log may lag behind.
+const TRAFFIC_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A connection that a sandbox opened.
 pub trait DoorStream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -64,6 +72,7 @@ impl DoorHandle {
     pub(crate) fn open(door: Door, listener: Box<dyn DoorListener>) -> Self {
         let door = Arc::new(door);
         tokio::spawn(accept(Arc::clone(&door), listener));
+        tokio::spawn(store_traffic(Arc::clone(&door)));
         Self { door }
     }
 }
@@ -153,6 +162,17 @@ async fn accept(door: Arc<Door>, mut listener: Box<dyn DoorListener>) {
     }
 }
 
+/// Stores the counts of connections from time to time, and once more when the door is closed.
+async fn store_traffic(door: Arc<Door>) {
+    loop {
+        let is_closed = timeout(TRAFFIC_INTERVAL, door.closed.cancelled()).await.is_ok();
+        door.store_traffic().await;
+        if is_closed {
+            return;
+        }
+    }
+}
+
 async fn serve(door: Arc<Door>, mut stream: Stream) {
     let request = match timeout(REQUEST_TIMEOUT, read_request(&mut stream)).await {
         Ok(Ok(request)) => request,
@@ -163,13 +183,11 @@ async fn serve(door: Arc<Door>, mut stream: Stream) {
     };
     match request {
         DoorRequest::Lookup { name } => {
-            let network = &door.policy.network;
-            let reply = if is_gateway_name(&name) || policy::allows_name(network, &name) {
+            let network = door.network();
+            let reply = if is_gateway_name(&name) || policy::allows_name(&network, &name) {
                 DoorReply::Open
             } else {
-                let reason = network.refusal();
-                door.log_refusal(&name, &reason, network.hint(&name)).await;
-                refused(&reason)
+                refused(&door.refuse(&name, 0, policy::judge(&network, &name, 443)).await)
             };
             // The sandbox may have closed the connection.
             let _ = stream.write_all(&line(&reply)).await;
@@ -193,31 +211,48 @@ async fn connect(door: Arc<Door>, mut stream: Stream, name: &str, port: u16) {
             _ => http::serve(stream, |request| git::answer(Arc::clone(&door), request)).await,
         };
     }
-    let network = &door.policy.network;
-    let (opened, hint) = match policy::allows(network, name, port) {
-        true => {
-            let opened = egress::connect(&door.shared.config, name, port).await;
-            let private = matches!(&opened, Err(reason) if reason == egress::PRIVATE_ADDRESS);
-            (opened, private.then(|| private_hosts::hint(name)))
-        }
-        false if policy::allows_name(network, name) => {
-            (Err(format!("port {port} is not allowed, only 80 and 443").into()), None)
-        }
-        false => (Err(network.refusal().into()), network.hint(name)),
+    let verdict = policy::judge(&door.network(), name, port);
+    let Verdict::Allowed { private } = verdict else {
+        let reply = refused(&door.refuse(name, port, verdict).await);
+        // The sandbox may have closed the connection.
+        let _ = stream.write_all(&line(&reply)).await;
+        return;
     };
-    match opened {
+    match egress::connect(&door.shared.config, name, port, private).await {
         Ok(upstream) => {
-            if stream.write_all(&line(&DoorReply::Open)).await.is_ok()
-                && let Err(reason) = egress::forward(stream, upstream, name, port).await
-            {
-                door.log_refusal(name, &reason, None).await;
+            if stream.write_all(&line(&DoorReply::Open)).await.is_ok() {
+                forward(&door, stream, upstream, name, port, private).await;
             }
         }
         Err(reason) => {
-            door.log_refusal(name, &reason, hint).await;
-            // The sandbox may have closed the connection.
-            let _ = stream.write_all(&line(&refused(&reason))).await;
+            let private = reason == egress::PRIVATE_ADDRESS;
+            let hint = private.then(|| policy::private_hint(name, port));
+            let reason = Verdict::Refused { reason: reason.into(), hint };
+            let reply = refused(&door.refuse(name, port, reason).await);
+            let _ = stream.write_all(&line(&reply)).await;
         }
+    }
+}
+
+/// Forwards a connection until it ends, or until the policy no longer allows it.
+async fn forward(
+    door: &Door,
+    stream: Stream,
+    upstream: TcpStream,
+    name: &str,
+    port: u16,
+    private: bool,
+) {
+    let name_in_log = policy::normalize(name).unwrap_or_default();
+    let stream = Counted { stream, bytes: door.traffic.connected(&name_in_log, port) };
+    let refused = tokio::select! {
+        ended = egress::forward(stream, upstream, name, port) => {
+            ended.err().map(|reason| Verdict::Refused { reason: reason.into(), hint: None })
+        }
+        refused = door.no_longer_allowed(name, port, private) => Some(refused),
+    };
+    if let Some(refused) = refused {
+        door.refuse(name, port, refused).await;
     }
 }
 

@@ -9,6 +9,8 @@
 //! Case and one trailing dot are ignored. Names outside ASCII are compared in their `xn--` form. An
 //! address literal is never a name, in none of the spellings that resolvers accept.
 
+use harvest_proto::{NetworkPolicy, RuleScope, RuleVerdict, api::NetworkRule};
+
 use crate::ledger::ResolvedPolicy;
 
 /// Ports for allowed names: plain HTTP and TLS, whose first bytes contain the host name.
@@ -21,16 +23,76 @@ const OWN_DOMAIN: &str = "harvest.internal";
 const MAX_NAME_BYTES: usize = 253;
 const MAX_LABEL_BYTES: usize = 63;
 
+/// What a policy says about a connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Allowed {
+        /// Whether the name may have a private address.
+        private: bool,
+    },
+    Refused {
+        reason: String,
+        /// How to allow it; `None` for what is not a host name.
+        hint: Option<String>,
+    },
+}
+
+/// Judges a connection. A rule that denies wins; then a rule that allows; then the base.
 #[must_use]
-pub(crate) fn allows(policy: &ResolvedPolicy, name: &str, port: u16) -> bool {
-    PORTS.contains(&port) && allows_name(policy, name)
+pub(crate) fn judge(policy: &ResolvedPolicy, name: &str, port: u16) -> Verdict {
+    match normalize(name).filter(|name| !is_own_name(name)) {
+        Some(host) => judge_by(policy, &rules_of(policy, &host), &host, port),
+        None => Verdict::Refused { reason: policy.refusal(), hint: None },
+    }
+}
+
+/// The rules for a normalized name, on any port.
+fn rules_of<'a>(policy: &'a ResolvedPolicy, name: &str) -> Vec<&'a NetworkRule> {
+    policy.rules.iter().filter(|rule| covers(&rule.name, name)).collect()
+}
+
+fn judge_by(policy: &ResolvedPolicy, rules: &[&NetworkRule], name: &str, port: u16) -> Verdict {
+    let on_port = |rule: &&&NetworkRule| rule.ports.is_empty() || rule.ports.contains(&port);
+    let mut allowing = Vec::new();
+    for rule in rules.iter().filter(on_port) {
+        match rule.verdict {
+            RuleVerdict::Deny => return policy.denied_by(rule),
+            RuleVerdict::Allow => allowing.push(rule),
+        }
+    }
+    if !allowing.is_empty() {
+        return Verdict::Allowed { private: allowing.iter().any(|rule| rule.private) };
+    }
+    match (base_allows(policy, name), PORTS.contains(&port)) {
+        (true, true) => Verdict::Allowed { private: false },
+        (true, false) => Verdict::Refused {
+            reason: format!("port {port} is not allowed, only 80 and 443"),
+            hint: policy.hint(name, port),
+        },
+        (false, _) => Verdict::Refused { reason: policy.refusal(), hint: policy.hint(name, port) },
+    }
 }
 
 #[must_use]
+pub(crate) fn allows(policy: &ResolvedPolicy, name: &str, port: u16) -> bool {
+    matches!(judge(policy, name, port), Verdict::Allowed { .. })
+}
+
+/// Whether a connection to the name is allowed on some port.
+#[must_use]
 pub(crate) fn allows_name(policy: &ResolvedPolicy, name: &str) -> bool {
-    let ResolvedPolicy::Trusted(entries) = policy else { return false };
-    let Some(name) = normalize(name) else { return false };
-    !is_own_name(&name) && entries.iter().any(|entry| matches(entry, &name))
+    let Some(name) = normalize(name).filter(|name| !is_own_name(name)) else { return false };
+    let rules = rules_of(policy, &name);
+    let mut ports = PORTS.iter().chain(rules.iter().flat_map(|rule| &rule.ports));
+    ports.any(|port| matches!(judge_by(policy, &rules, &name, *port), Verdict::Allowed { .. }))
+}
+
+fn base_allows(policy: &ResolvedPolicy, name: &str) -> bool {
+    match policy.base {
+        NetworkPolicy::None => false,
+        NetworkPolicy::Trusted => policy.trusted.iter().any(|entry| covers(entry, name)),
+        NetworkPolicy::Full => true,
+    }
 }
 
 /// Whether a normalized name is reserved for the gateway.
@@ -41,26 +103,44 @@ pub(crate) fn is_own_name(name: &str) -> bool {
 impl ResolvedPolicy {
     /// The reason for refusing a name.
     pub(crate) fn refusal(&self) -> String {
-        let name = match self {
-            Self::None => "none",
-            Self::Trusted(_) => "trusted",
-        };
-        format!("not allowed by this session's network policy (`{name}`)")
+        format!("not allowed by this session's network policy (`{}`)", self.base)
     }
 
-    /// How to allow a name that this policy refuses; `None` for what is not a host name.
-    pub(crate) fn hint(&self, name: &str) -> Option<String> {
+    /// The command that allows a name; `None` for what is not a host name.
+    pub(crate) fn hint(&self, name: &str, port: u16) -> Option<String> {
         let name = normalize(name).filter(|name| name.contains('.'))?;
-        Some(match self {
-            Self::None => "a session started with `--net trusted` can reach the names that \
-                           `harvest net ls` prints"
-                .to_owned(),
-            Self::Trusted(_) => format!(
-                "to allow it, add \"{name}\" to the key `trusted` in harvest.toml and restart the \
-                 server; `harvest net ls` prints what is allowed"
-            ),
-        })
+        Some(format!("`harvest net allow {} {}` allows it", self.owner, target(&name, port)))
     }
+
+    fn denied_by(&self, rule: &NetworkRule) -> Verdict {
+        let (of, hint) = match rule.scope {
+            RuleScope::Session => (
+                "this session",
+                format!("`harvest net rm {} '{}'` removes the rule", self.owner, rule.name),
+            ),
+            RuleScope::Repository => ("the repository", self.admins_hint()),
+            RuleScope::Everywhere => ("this server", self.admins_hint()),
+        };
+        let reason = format!("denied by the rule `{}` of {of}", rule.name);
+        Verdict::Refused { reason, hint: Some(hint) }
+    }
+
+    fn admins_hint(&self) -> String {
+        format!("`harvest net ls {}` lists the rules; an admin can remove it", self.owner)
+    }
+}
+
+/// How an admin allows a name that has a private address.
+pub(crate) fn private_hint(name: &str, port: u16) -> String {
+    format!(
+        "an admin can allow it: `harvest net allow --everywhere --private {}`",
+        target(name, port)
+    )
+}
+
+/// A name and a port as `harvest net` takes them.
+fn target(name: &str, port: u16) -> String {
+    if PORTS.contains(&port) { name.to_owned() } else { format!("{name}:{port}") }
 }
 
 /// Normalizes a host name for comparison: lower case, ASCII, no trailing dot. `None` when the text
@@ -75,18 +155,23 @@ pub(crate) fn normalize(name: &str) -> Option<String> {
 
 /// Normalizes an entry of a policy: a name, or `*.` and a name. `None` when it can match nothing.
 #[must_use]
-pub(crate) fn normalize_entry(entry: &str) -> Option<String> {
+pub fn normalize_entry(entry: &str) -> Option<String> {
     match entry.strip_prefix("*.") {
         Some(parent) => normalize(parent).map(|parent| format!("*.{parent}")),
         None => normalize(entry),
     }
 }
 
-/// Whether an entry of a policy matches a normalized name.
+/// Whether an entry matches a normalized name.
 pub(crate) fn matches(entry: &str, name: &str) -> bool {
+    normalize_entry(entry).is_some_and(|entry| covers(&entry, name))
+}
+
+/// Whether a normalized entry matches a normalized name.
+fn covers(entry: &str, name: &str) -> bool {
     match entry.strip_prefix("*.") {
-        Some(parent) => normalize(parent).is_some_and(|parent| is_below(name, &parent)),
-        None => normalize(entry).is_some_and(|entry| entry == name),
+        Some(parent) => is_below(name, parent),
+        None => entry == name,
     }
 }
 
@@ -129,7 +214,7 @@ mod tests {
     use super::*;
 
     fn trusted(entries: &[&str]) -> ResolvedPolicy {
-        ResolvedPolicy::Trusted(entries.iter().map(|entry| (*entry).to_owned()).collect())
+        ResolvedPolicy::of(NetworkPolicy::Trusted, entries)
     }
 
     #[test]
@@ -192,19 +277,87 @@ mod tests {
         ));
     }
 
+    fn rule(verdict: RuleVerdict, name: &str, ports: &[u16], scope: RuleScope) -> NetworkRule {
+        let (name, ports) = (name.to_owned(), ports.to_vec());
+        NetworkRule { name, verdict, ports, private: false, scope }
+    }
+
+    fn with_rules(base: NetworkPolicy, rules: Vec<NetworkRule>) -> ResolvedPolicy {
+        ResolvedPolicy { rules, ..ResolvedPolicy::of(base, &["example.org"]) }
+    }
+
     #[test]
-    fn hint_says_how_to_allow_a_name() {
-        let hint = trusted(&[]).hint("GitHub.com.").unwrap();
-        assert!(hint.contains("add \"github.com\" to the key `trusted`"), "{hint}");
-        assert!(ResolvedPolicy::None.hint("github.com").unwrap().contains("--net trusted"));
-        for nothing in ["127.0.0.1", "x\" = 1", "printer", ""] {
-            assert_eq!(trusted(&[]).hint(nothing), None, "{nothing}");
+    fn rule_that_denies_wins_over_every_scope() {
+        for deny in RuleScope::ALL {
+            for allow in RuleScope::ALL {
+                let rules = vec![
+                    rule(RuleVerdict::Allow, "api.example.org", &[80, 443], *allow),
+                    rule(RuleVerdict::Deny, "*.example.org", &[], *deny),
+                ];
+                for base in NetworkPolicy::ALL {
+                    let policy = with_rules(*base, rules.clone());
+                    assert!(!allows(&policy, "api.example.org", 443));
+                    assert!(!allows_name(&policy, "api.example.org"));
+                }
+            }
         }
     }
 
     #[test]
+    fn rule_allows_its_ports_only() {
+        let ports = |ports| vec![rule(RuleVerdict::Allow, "db.net", ports, RuleScope::Session)];
+        let policy = with_rules(NetworkPolicy::None, ports(&[5432]));
+        assert!(allows(&policy, "db.net", 5432) && allows_name(&policy, "db.net"));
+        assert!(!allows(&policy, "db.net", 443) && !allows(&policy, "example.org", 5432));
+        let denied = rule(RuleVerdict::Deny, "example.org", &[80], RuleScope::Session);
+        let policy = with_rules(NetworkPolicy::Trusted, vec![denied]);
+        assert!(!allows(&policy, "example.org", 80) && allows(&policy, "example.org", 443));
+    }
+
+    #[test]
+    fn private_address_needs_a_rule_that_says_so() {
+        let private = |name, private| {
+            let allow = rule(RuleVerdict::Allow, name, &[443], RuleScope::Everywhere);
+            let rules = vec![NetworkRule { private, ..allow }];
+            judge(&with_rules(NetworkPolicy::Full, rules), "git.corp.net", 443)
+        };
+        let allowed = |private| Verdict::Allowed { private };
+        assert_eq!(private("git.corp.net", true), allowed(true));
+        assert_eq!(private("git.corp.net", false), allowed(false));
+        assert_eq!(private("other.net", true), allowed(false));
+    }
+
+    #[test]
+    fn full_allows_every_name_on_web_ports() {
+        let policy = with_rules(NetworkPolicy::Full, Vec::new());
+        assert!(allows(&policy, "anything.net", 443) && !allows(&policy, "anything.net", 22));
+        assert!(
+            !allows_name(&policy, "127.0.0.1") && !allows_name(&policy, "git.harvest.internal")
+        );
+    }
+
+    #[test]
+    fn refusal_names_the_command_that_allows_it() {
+        let hint = |policy: &ResolvedPolicy, name, port| match judge(policy, name, port) {
+            Verdict::Refused { hint, .. } => hint.unwrap_or_default(),
+            Verdict::Allowed { .. } => panic!("{name} is allowed"),
+        };
+        let mut policy = trusted(&["example.org"]);
+        policy.owner = "ses_1".to_owned();
+        let allow = |name: &str| format!("`harvest net allow ses_1 {name}` allows it");
+        assert_eq!(hint(&policy, "GitHub.com.", 443), allow("github.com"));
+        assert_eq!(hint(&policy, "github.com", 22), allow("github.com:22"));
+        assert_eq!(hint(&policy, "example.org", 22), allow("example.org:22"));
+        for nothing in ["127.0.0.1", "x\" = 1", "printer", "", "git.harvest.internal"] {
+            assert_eq!(hint(&policy, nothing, 443), "", "{nothing}");
+        }
+        policy.rules = vec![rule(RuleVerdict::Deny, "*.net", &[], RuleScope::Session)];
+        assert_eq!(hint(&policy, "a.net", 443), "`harvest net rm ses_1 '*.net'` removes the rule");
+    }
+
+    #[test]
     fn policy_none_allows_nothing() {
-        assert!(!allows(&ResolvedPolicy::None, "example.org", 443));
+        assert!(!allows(&ResolvedPolicy::of(NetworkPolicy::None, &[]), "example.org", 443));
     }
 
     proptest! {

@@ -344,6 +344,39 @@ pub(crate) enum NetCommand {
         #[arg(short, long, value_name = "REPOSITORY", conflicts_with = "session")]
         repository: Option<RepositoryRef>,
     },
+    /// List a session's connections, and those that were refused
+    Log {
+        /// The session: an id, an id prefix, or `-` for the newest
+        session: String,
+    },
+    /// Allow connections to a name, in a running session too
+    Allow {
+        #[command(flatten)]
+        rule: NetRuleArgs,
+        /// The name may have an address of a private network or of the server's machine: only with
+        /// --repository or --everywhere
+        #[arg(long)]
+        private: bool,
+    },
+    /// Deny connections to a name and cut those that are open; wins over every allowed name
+    Deny(NetRuleArgs),
+    /// Remove the rules for a name
+    Rm(NetRuleArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct NetRuleArgs {
+    /// The session, then host names; only names with --repository or --everywhere.
+    /// NAME:PORT,PORT for ports other than 80 and 443; '*.example.org' for all names below it
+    #[arg(required = true, value_name = "SESSION|NAME")]
+    pub(crate) arguments: Vec<String>,
+    /// A rule for all sessions and builds of this repository: OWNER/NAME, or NAME if only one has
+    /// it
+    #[arg(short, long, value_name = "REPOSITORY", conflicts_with = "everywhere")]
+    pub(crate) repository: Option<RepositoryRef>,
+    /// A rule for all sessions and builds
+    #[arg(long)]
+    pub(crate) everywhere: bool,
 }
 
 #[derive(Debug, Args)]

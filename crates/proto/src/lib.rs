@@ -33,7 +33,9 @@ pub use event::{Event, EventBody};
 pub use hint::Hint;
 pub use ids::{BlobId, ImageId, PromptId, SandboxId, SessionId, SnapshotId, TurnId};
 pub use names::{BranchName, McpServerName, PromptText};
-pub use network::NetworkPolicy;
+pub use network::{
+    InvalidPort, NetworkPolicy, NetworkVerdict, RuleScope, RuleTarget, RuleVerdict, TrafficCount,
+};
 pub use reason::{StateReason, TurnReason};
 pub use repository_name::{CheckoutFolder, RepositoryName, RepositoryRef};
 pub use secret::Secret;

@@ -202,6 +202,7 @@ const TYPE_ERRORS: [(&str, &str); 7] = [
     ("invalid agent", "invalid_agent"),
     ("unknown effort", "invalid_effort"),
     ("unknown network policy", "invalid_network"),
+    ("unknown verdict of a rule", "invalid_verdict"),
     ("invalid model", "invalid_model"),
     ("invalid repository name", "invalid_name"),
     ("invalid branch name", "invalid_branch"),
@@ -249,7 +250,7 @@ mod tests {
     fn refused_values_have_code_and_plain_message() {
         let refused = |body: &[u8]| parse::<CreateSession>(body).unwrap_err();
         let network = refused(br#"{"network": "open"}"#);
-        let message = "unknown network policy `open`; use `none` or `trusted`";
+        let message = "unknown network policy `open`; use `none`, `trusted` or `full`";
         assert_eq!((network.code, network.detail.as_str()), ("invalid_network", message));
         for (body, code) in
             [(r#"{"agent": "GPT 5"}"#, "invalid_agent"), (r#"{"model": "a b"}"#, "invalid_model")]

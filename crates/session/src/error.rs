@@ -112,6 +112,7 @@ fn listing_hint(what: &str) -> &'static str {
         Some("secret") => "`harvest secret ls` lists secrets",
         Some("token") => "`harvest token ls` lists tokens",
         Some("prompt") => "`harvest queue ls SESSION` lists prompts",
+        Some("network") => "`harvest net ls SESSION` lists the rules",
         Some("turn") => "`harvest turns SESSION` lists turns",
         _ => "`harvest ls` lists sessions",
     }

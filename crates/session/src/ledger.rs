@@ -7,7 +7,7 @@ use harvest_gateway::{
     ledger::{Ledger, Refusal},
     vault::Vault,
 };
-use harvest_proto::{EventBody, Secret, SessionId, api::KeySource, event::Usage};
+use harvest_proto::{EventBody, Secret, SessionId, TrafficCount, api::KeySource, event::Usage};
 use harvest_store::{Lease, Store, StoreError, Write};
 
 use crate::{history::HistoryLimits, wall_clock::now};
@@ -121,6 +121,10 @@ impl Ledger for StoreLedger {
 
     async fn settle(&self, session: &SessionId, usage: Usage) {
         self.write(session, vec![Write::Usage(usage)]).await;
+    }
+
+    async fn count_traffic(&self, session: &SessionId, counts: Vec<TrafficCount>) {
+        self.write(session, vec![Write::Traffic { at: now(), counts }]).await;
     }
 
     async fn log(&self, session: &SessionId, event: EventBody) {

@@ -23,7 +23,7 @@ use crate::{
     forge::Forge,
     monotonic_clock::MonotonicClock,
     removals::Removals,
-    repositories::{Repositories, RepositoryContext, Trusted},
+    repositories::{OpenPolicies, Repositories, RepositoryContext, Trusted},
     retention::{Retention, RetentionEnforcer},
     root_locks::RootLocks,
     sandbox_context::SandboxContext,
@@ -142,6 +142,7 @@ async fn shared(
         removals: Arc::clone(&removals),
         image: config.image,
         trusted,
+        open_policies: OpenPolicies::default(),
         private_hosts: config.private_hosts,
         clock,
     });

@@ -15,6 +15,8 @@ mod forks_and_diffs;
 mod harness;
 #[path = "sessions/idle_and_slots.rs"]
 mod idle_and_slots;
+#[path = "sessions/network_rules.rs"]
+mod network_rules;
 #[path = "sessions/other_agents.rs"]
 mod other_agents;
 #[path = "sessions/reads.rs"]
@@ -41,7 +43,7 @@ use async_trait::async_trait;
 use futures_util::StreamExt;
 use harvest_gateway::{
     DoorListener,
-    ledger::{DoorPolicy, GitAccess, Ledger, ResolvedPolicy, Tools},
+    ledger::{DoorPolicy, GitAccess, Ledger, Tools},
     vault::Vault,
 };
 use harvest_proto::{

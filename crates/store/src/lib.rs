@@ -26,6 +26,8 @@ mod job;
 mod leases;
 mod memory;
 mod meta;
+mod network;
+mod network_log;
 mod prompts;
 mod pull_requests;
 mod removals;
@@ -53,6 +55,7 @@ pub use error::StoreError;
 pub use idempotency::Claim;
 pub use leases::Lease;
 pub use memory::{MAX_MEMORY_CALL_ITEMS, MemoryObservations};
+pub use network::RuleOwner;
 pub use prompts::{NewAttachment, NewPrompt};
 pub use removals::Removal;
 pub use sessions::{

@@ -272,6 +272,33 @@ CREATE TABLE memory_relations (
 
 CREATE INDEX memory_relations_by_target ON memory_relations (repository, target);
 
+CREATE TABLE network_rules (
+    session TEXT REFERENCES sessions (id) ON DELETE CASCADE,
+    repository TEXT REFERENCES repositories (name) ON DELETE CASCADE,
+    name TEXT NOT NULL,
+    verdict TEXT NOT NULL,
+    ports TEXT NOT NULL,
+    private BIGINT NOT NULL
+);
+
+CREATE INDEX network_rules_of_session ON network_rules (session);
+
+CREATE INDEX network_rules_of_repository ON network_rules (repository);
+
+CREATE TABLE network_log (
+    session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    turn BIGINT NOT NULL,
+    name TEXT NOT NULL,
+    port BIGINT NOT NULL,
+    verdict TEXT NOT NULL,
+    connections BIGINT NOT NULL,
+    sent BIGINT NOT NULL,
+    received BIGINT NOT NULL,
+    first_at BIGINT NOT NULL,
+    last_at BIGINT NOT NULL,
+    PRIMARY KEY (session, turn, name, port, verdict)
+);
+
 CREATE TABLE removals (
     kind TEXT NOT NULL,
     id TEXT NOT NULL,

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use harvest_proto::{
     AgentName, BranchName, Effort, Event, EventBody, ModelRef, PromptId, RepositoryName, SessionId,
-    SnapshotId, Timestamp, TurnId, TurnReason,
-    api::{AgentInfo, Artifact, DiffStat, PromptStatus, PullRequest},
+    SnapshotId, Timestamp, TrafficCount, TurnId, TurnReason,
+    api::{AgentInfo, Artifact, DiffStat, NetworkRule, PromptStatus, PullRequest},
     bridge::OutboxEvent,
     event::{SnapshotKind, TurnOutcome, Usage},
 };
@@ -16,7 +16,7 @@ use crate::{
     checkouts::{self, CheckoutColumn},
     children::{self, Lineage},
     events::{self, NewEvents},
-    idempotency, leases,
+    idempotency, leases, network, network_log,
     prompts::{self, NewPrompt},
     pull_requests,
     row::{self, bigint},
@@ -106,6 +106,15 @@ pub enum Write {
     },
     /// Records that another session's agent created this session.
     ChildOf(Lineage),
+    /// Adds a network rule of the session.
+    NetworkRule(NetworkRule),
+    /// Copies the network rules of another session.
+    NetworkRulesOf(SessionId),
+    /// Adds to the network log, in the turn in progress if there is one.
+    Traffic {
+        at: Timestamp,
+        counts: Vec<TrafficCount>,
+    },
     /// Sets the position in the queue for a sandbox slot; `None` when the session does not wait.
     Position(Option<u32>),
     Title(String),
@@ -166,6 +175,7 @@ impl Write {
                 | Self::Diff(_)
                 | Self::Artifact(_)
                 | Self::TurnTree { .. }
+                | Self::Traffic { .. }
         )
     }
 }
@@ -264,6 +274,9 @@ async fn apply_one(target: &mut Target<'_>, write: Write) -> Result<(), StoreErr
         }
         Write::SnapshotShare { snapshot, at } => snapshots::share(target, &snapshot, at).await,
         Write::ChildOf(lineage) => children::insert(target, lineage).await,
+        Write::NetworkRule(rule) => network::insert(target, &rule).await,
+        Write::NetworkRulesOf(session) => network::copy(target, &session).await,
+        Write::Traffic { at, counts } => network_log::add(target, at, counts).await,
         Write::Title(title) => sessions::set_title(target, title).await,
         Write::Agent(agent) => sessions::set_agent(target, agent).await,
         Write::AgentInfo(info) => sessions::set_agent_info(target, &info).await,

@@ -16,6 +16,15 @@ pub(crate) fn is_public(address: IpAddr) -> bool {
     }
 }
 
+/// Whether an address is of this machine or of a private network: not of a cloud's metadata service.
+#[must_use]
+pub(crate) fn is_private(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => address.is_private() || address.is_loopback(),
+        IpAddr::V6(address) => address.is_unique_local() || address.is_loopback(),
+    }
+}
+
 // Blocks of RFC 6890 and its successors that are not for global use.
 fn is_public_v4(address: Ipv4Addr) -> bool {
     let special = match address.octets() {
@@ -47,6 +56,18 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn metadata_service_is_not_a_private_network() {
+        let private = |text: &str| is_private(text.parse().unwrap());
+        for yes in ["10.1.2.3", "192.168.0.1", "172.16.0.1", "127.0.0.1", "::1", "fd00::1"] {
+            assert!(private(yes), "{yes}");
+        }
+        for no in ["169.254.169.254", "168.63.129.16", "0.0.0.0", "fe80::1", "224.0.0.1", "8.8.8.8"]
+        {
+            assert!(!private(no), "{no}");
+        }
+    }
 
     #[test]
     fn public_addresses_are_public() {

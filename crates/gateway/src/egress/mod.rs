@@ -1,6 +1,7 @@
 //! Connections to allowed names: resolves the name on the machine, connects to public addresses
-//! only, and forwards what names the same host: a TLS connection by its hello, plain HTTP by every
-//! request. Does not decrypt TLS.
+//! only, and forwards what names the same host: a TLS connection by its hello, plain HTTP on port
+//! 80 by every request. Other protocols, on ports that a rule allows, name no host. Does not
+//! decrypt TLS.
 
 pub(crate) mod address;
 pub(crate) mod hello;
@@ -10,7 +11,10 @@ mod resolver;
 use std::{borrow::Cow, io, net::SocketAddr, time::Duration};
 
 use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy_bidirectional},
+    io::{
+        AsyncBufRead, AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt,
+        copy_bidirectional,
+    },
     net::{TcpStream, lookup_host},
     time::timeout,
 };
@@ -24,6 +28,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 // For the complete TLS hello or request head, from the open connection.
 const FIRST_BYTES_TIMEOUT: Duration = Duration::from_secs(30);
 
+// The type of a TLS record that begins a connection (RFC 8446, 5.1).
+const HANDSHAKE: u8 = 0x16;
+
 pub(crate) const PRIVATE_ADDRESS: &str = "the name resolves to a private address";
 
 /// Why a connection was refused.
@@ -33,9 +40,10 @@ pub(crate) async fn connect(
     config: &GatewayConfig,
     name: &str,
     port: u16,
+    private: bool,
 ) -> Result<TcpStream, RefusalReason> {
     let name = policy::normalize(name).ok_or("not a valid host name")?;
-    for address in resolve(config, &name, port).await? {
+    for address in resolve(config, &name, port, private).await? {
         if let Ok(Ok(stream)) = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
             // Small packets of a handshake must not be delayed.
             let _ = stream.set_nodelay(true);
@@ -46,18 +54,20 @@ pub(crate) async fn connect(
 }
 
 /// The addresses of a normalized name that may be dialled. The caller dials one of them, without
-/// another look-up.
+/// another look-up. Private ones may be if `private` says so, or the operator.
 pub(crate) async fn resolve(
     config: &GatewayConfig,
     name: &str,
     port: u16,
+    private: bool,
 ) -> Result<Vec<SocketAddr>, RefusalReason> {
     let mut found = match config.pinned.get(name) {
         Some(address) => vec![*address],
         None => look_up(name, port).await?,
     };
-    let private = config.private_hosts.allows_name(name);
-    found.retain(|found| private || address::is_public(found.ip()));
+    let operator = config.private_hosts.allows_name(name);
+    let is_allowed = |ip| operator || address::is_public(ip) || private && address::is_private(ip);
+    found.retain(|found| is_allowed(found.ip()));
     if found.is_empty() { Err(PRIVATE_ADDRESS.into()) } else { Ok(found) }
 }
 
@@ -71,17 +81,20 @@ async fn look_up(name: &str, port: u16) -> Result<Vec<SocketAddr>, RefusalReason
 
 /// Forwards a connection until both ends are done, as far as it names the expected host.
 pub(crate) async fn forward(
-    mut inside: impl AsyncRead + AsyncWrite + Unpin,
+    mut inside: impl AsyncBufRead + AsyncWrite + Unpin,
     mut outside: TcpStream,
     name: &str,
     port: u16,
 ) -> Result<(), RefusalReason> {
-    if port != 443 {
+    if port == 80 {
         return plain_http::forward(inside, outside, name).await;
     }
-    let first = timeout(FIRST_BYTES_TIMEOUT, first_bytes(&mut inside, name))
-        .await
-        .map_err(|_| "the connection did not name its host in time")??;
+    let first = match port == 443 || is_tls(&mut inside, &outside).await {
+        true => timeout(FIRST_BYTES_TIMEOUT, first_bytes(&mut inside, name))
+            .await
+            .map_err(|_| "the connection did not name its host in time")??,
+        false => Vec::new(),
+    };
     // Either end may close the connection at any time; that is not an error to report.
     let copied: io::Result<_> = async {
         outside.write_all(&first).await?;
@@ -92,6 +105,15 @@ pub(crate) async fn forward(
         tracing::trace!(name, %error, "a forwarded connection ended early");
     }
     Ok(())
+}
+
+/// Whether the client begins with a TLS handshake. False as soon as the server speaks first, as in
+/// SSH or SMTP.
+async fn is_tls(inside: &mut (impl AsyncBufRead + Unpin), outside: &TcpStream) -> bool {
+    tokio::select! {
+        first = inside.fill_buf() => first.is_ok_and(|bytes| bytes.first() == Some(&HANDSHAKE)),
+        _ = outside.readable() => false,
+    }
 }
 
 async fn first_bytes(

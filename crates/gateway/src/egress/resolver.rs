@@ -44,7 +44,7 @@ impl PublicResolver {
         if self.proxies.contains(&name) {
             return Ok(look_up(&name, 0).await?);
         }
-        resolve(&self.config, &name, 0).await.map_err(|reason| {
+        resolve(&self.config, &name, 0, false).await.map_err(|reason| {
             if reason == PRIVATE_ADDRESS { PrivateAddress.into() } else { reason.into() }
         })
     }

@@ -4,7 +4,7 @@
 use std::{fmt::Write as _, sync::Arc};
 
 use async_trait::async_trait;
-use harvest_proto::{Secret, event::Usage};
+use harvest_proto::{NetworkPolicy, Secret, event::Usage};
 use hyper::{Method, header::HeaderValue};
 use serde_json::{Value, json};
 
@@ -12,7 +12,7 @@ use super::McpServer;
 use crate::{
     door::Door,
     http::{self, Reach},
-    ledger::{ResolvedPolicy, ToolResult, Tools},
+    ledger::{ToolResult, Tools},
     vault::redact,
 };
 
@@ -78,7 +78,7 @@ impl Tools for GeminiTools {
 impl GeminiTools {
     /// A search reads pages that the network policy `none` does not allow.
     fn may_search(&self) -> bool {
-        self.door.policy.network != ResolvedPolicy::None
+        self.door.network().base != NetworkPolicy::None
     }
 }
 

@@ -31,6 +31,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use crate::{
     door::Door,
     http::{self, Abort, Body},
+    policy::{self, Verdict},
 };
 
 pub(crate) use catalog::list as list_models;
@@ -86,7 +87,7 @@ pub(crate) async fn answer(
         Ok(body) => body,
         Err(refused) => return refused,
     };
-    if let Err(refused) = outside::check(route.endpoint, &body, &door.policy.network) {
+    if let Err(refused) = outside::check(route.endpoint, &body, &door.network()) {
         return Ok(refuse_outside(&door, refused).await);
     }
     if !route.endpoint.is_catalog()
@@ -143,10 +144,15 @@ async fn refuse_outside(door: &Door, refused: OutsideError) -> Response<Body> {
     let message = match refused {
         OutsideError::Malformed(message) => message,
         OutsideError::NotAllowed(name) => {
-            let network = &door.policy.network;
-            let reason = format!("asked of the model service, {}", network.refusal());
-            door.log_refusal(&name, &reason, network.hint(&name)).await;
-            format!("the request asks the model service for {name}, {}", network.refusal())
+            let network = door.network();
+            let (reason, hint) = match policy::judge(&network, &name, 443) {
+                Verdict::Refused { reason, hint } => (reason, hint),
+                // The name itself is allowed, but not what the request asks of it.
+                Verdict::Allowed { .. } => (network.refusal(), None),
+            };
+            let logged = format!("asked of the model service, {reason}");
+            door.log_refusal(&name, &logged, hint).await;
+            format!("the request asks the model service for {name}, {reason}")
         }
     };
     error(StatusCode::BAD_REQUEST, "invalid_request_error", &message)

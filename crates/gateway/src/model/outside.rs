@@ -24,6 +24,8 @@ use serde::{
 };
 
 use super::route::Endpoint;
+use harvest_proto::NetworkPolicy;
+
 use crate::{ledger::ResolvedPolicy, policy};
 
 /// Types of tools that the agent runs itself, or that reach nothing; followed by a version.
@@ -221,7 +223,7 @@ fn check_url(text: &str, policy: &ResolvedPolicy) -> Result<(), OutsideError> {
 fn allows_tool(kind: &str, policy: &ResolvedPolicy) -> bool {
     let harmless = HARMLESS_TOOLS.iter().any(|known| kind.starts_with(known));
     let fetches = kind.starts_with("web_fetch");
-    harmless || (matches!(policy, ResolvedPolicy::Trusted(_)) && !fetches)
+    harmless || (policy.base != NetworkPolicy::None && !fetches)
 }
 
 #[cfg(test)]
@@ -238,7 +240,7 @@ mod tests {
     }
 
     fn trusted() -> ResolvedPolicy {
-        ResolvedPolicy::Trusted(vec!["files.example.org".to_owned()])
+        ResolvedPolicy::of(NetworkPolicy::Trusted, &["files.example.org"])
     }
 
     fn message(block: Value) -> Value {
@@ -260,14 +262,14 @@ mod tests {
             json!({"type": "tool_result", "content": [nested]}),
             nested.clone(),
         ] {
-            for policy in [ResolvedPolicy::None, trusted()] {
+            for policy in [ResolvedPolicy::of(NetworkPolicy::None, &[]), trusted()] {
                 let name = refused(&message(block.clone()), &policy);
                 assert_eq!(name.as_deref(), Some("evil.example"), "{block}");
             }
         }
         let allowed = message(image("https://files.example.org/a.png"));
         assert_eq!(refused(&allowed, &trusted()), None);
-        assert!(refused(&allowed, &ResolvedPolicy::None).is_some());
+        assert!(refused(&allowed, &ResolvedPolicy::of(NetworkPolicy::None, &[])).is_some());
         let port = message(image("https://files.example.org:8443/a.png"));
         assert!(refused(&port, &trusted()).is_some());
         let system = json!({"system": [evil], "messages": []});
@@ -284,14 +286,18 @@ mod tests {
             json!({"type": "tool_use", "id": "t", "name": "Bash", "input": url}),
             json!({"type": "search_result", "source": "https://example.org", "content": []}),
         ] {
-            assert_eq!(refused(&message(block.clone()), &ResolvedPolicy::None), None, "{block}");
+            assert_eq!(
+                refused(&message(block.clone()), &ResolvedPolicy::of(NetworkPolicy::None, &[])),
+                None,
+                "{block}"
+            );
         }
         let tools = json!({"system": "s", "messages": [], "tools": [
             {"name": "Bash", "input_schema": {"type": "object"}},
             {"type": "custom", "name": "x"}, {"type": "bash_20250124", "name": "bash"},
             {"type": "tool_search_tool_regex_20251119", "name": "find"},
         ]});
-        assert_eq!(refused(&tools, &ResolvedPolicy::None), None);
+        assert_eq!(refused(&tools, &ResolvedPolicy::of(NetworkPolicy::None, &[])), None);
     }
 
     #[test]
@@ -300,8 +306,8 @@ mod tests {
             |url: &str| json!({"mcp_servers": [{"type": "url", "url": url, "name": "m"}]});
         let (evil, good) =
             (servers("https://evil.example/sse"), servers("https://files.example.org/"));
-        assert!(refused(&evil, &ResolvedPolicy::None).is_some());
-        assert!(refused(&good, &ResolvedPolicy::None).is_some());
+        assert!(refused(&evil, &ResolvedPolicy::of(NetworkPolicy::None, &[])).is_some());
+        assert!(refused(&good, &ResolvedPolicy::of(NetworkPolicy::None, &[])).is_some());
         assert!(refused(&evil, &trusted()).is_some());
         assert_eq!(refused(&good, &trusted()), None);
     }
@@ -316,7 +322,11 @@ mod tests {
             ("text_editor_20250728", true, true),
         ] {
             let request = json!({"messages": [], "tools": [{"type": kind, "name": "x"}]});
-            assert_eq!(refused(&request, &ResolvedPolicy::None).is_none(), none, "{kind}");
+            assert_eq!(
+                refused(&request, &ResolvedPolicy::of(NetworkPolicy::None, &[])).is_none(),
+                none,
+                "{kind}"
+            );
             assert_eq!(refused(&request, &trusted()).is_none(), some, "{kind}");
         }
     }

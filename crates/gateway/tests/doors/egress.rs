@@ -18,7 +18,7 @@ use tokio::{
 use crate::{RecordingLedger, TestDoor, policy};
 
 /// A server that echoes all bytes.
-async fn echo() -> SocketAddr {
+pub(crate) async fn echo() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -199,7 +199,7 @@ async fn tls_passes_only_with_matching_server_name() {
     assert_eq!(send(&door, 443, b"GET / HTTP/1.1\r\nHost: mirror.example.org\r\n\r\n").await, b"");
 }
 
-fn hello(name: &str) -> Vec<u8> {
+pub(crate) fn hello(name: &str) -> Vec<u8> {
     let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
     let config = rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()

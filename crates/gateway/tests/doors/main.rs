@@ -7,6 +7,7 @@ mod git;
 mod mcp;
 mod model;
 mod remote_mcp;
+mod rules;
 
 use std::{
     collections::HashMap,
@@ -22,7 +23,7 @@ use harvest_gateway::{
     ledger::{DoorPolicy, Ledger, Refusal, ResolvedPolicy, Tools},
 };
 use harvest_proto::{
-    EventBody, Secret, SessionId, UpstreamName,
+    EventBody, NetworkPolicy, Secret, SessionId, TrafficCount, UpstreamName,
     api::KeySource,
     door::{DoorReply, DoorRequest},
     event::Usage,
@@ -41,6 +42,7 @@ struct RecordingLedger {
     refusal: Option<&'static str>,
     events: Mutex<Vec<EventBody>>,
     settled: Mutex<Vec<Usage>>,
+    traffic: Mutex<Vec<TrafficCount>>,
     changed: Notify,
 }
 
@@ -60,6 +62,11 @@ impl Ledger for RecordingLedger {
 
     async fn settle(&self, _: &SessionId, usage: Usage) {
         self.settled.lock().unwrap().push(usage);
+    }
+
+    async fn count_traffic(&self, _: &SessionId, counts: Vec<TrafficCount>) {
+        self.traffic.lock().unwrap().extend(counts);
+        self.changed.notify_waiters();
     }
 
     async fn log(&self, _: &SessionId, event: EventBody) {
@@ -155,7 +162,7 @@ async fn dial(
 fn policy(names: &[&str]) -> DoorPolicy {
     DoorPolicy {
         session: SessionId::random(),
-        network: ResolvedPolicy::Trusted(names.iter().map(|name| (*name).to_owned()).collect()),
+        network: ResolvedPolicy::of(NetworkPolicy::Trusted, names).fixed(),
         upstream: watch::channel(UpstreamName::scripted()).1,
         repositories: Vec::new(),
     }
@@ -216,7 +223,7 @@ async fn observer_receives_events_instead_of_ledger() {
     let EventBody::EgressRefused { name, hint: Some(hint), .. } = event else {
         panic!("{event:?}")
     };
-    assert!(name == "example.org" && hint.contains("harvest net ls"), "{name}: {hint}");
+    assert!(name == "example.org" && hint.contains("harvest net allow"), "{name}: {hint}");
     assert_eq!(ledger.events(), []);
 }
 

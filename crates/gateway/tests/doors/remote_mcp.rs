@@ -194,7 +194,10 @@ async fn research_is_not_offered_under_policy_none() {
     let url = "http://127.0.0.1:1";
     let trusted = door(McpServerKind::Gemini, url, Some(KEY), true);
     assert!(post(&trusted, "github", &list).await.1.contains("gemini_research"));
-    let none = harvest_gateway::ledger::DoorPolicy { network: ResolvedPolicy::None, ..policy(&[]) };
+    let none = harvest_gateway::ledger::DoorPolicy {
+        network: ResolvedPolicy::of(harvest_proto::NetworkPolicy::None, &[]).fixed(),
+        ..policy(&[])
+    };
     let (ledger, tools) = (RecordingLedger::default(), Arc::new(NoTools) as Arc<dyn Tools>);
     let none = TestDoor::with_tools(ledger, GatewayConfig::default(), none, Some(tools));
     let listed = post(&none, "gemini", &list).await.1;

@@ -91,6 +91,10 @@ const EXAMPLES: &[(&str, &str)] = &[
     ("secret rm", "harvest secret rm GIT_TOKEN"),
     ("models", "harvest models"),
     ("net ls", "harvest net ls -r me/app"),
+    ("net log", "harvest net log -"),
+    ("net allow", "harvest net allow ses_1a2b3c4d5e6f api.example.org db.example.org:5432"),
+    ("net deny", "harvest net deny --everywhere '*.example.org'"),
+    ("net rm", "harvest net rm -r me/app example.org"),
     (
         "token create",
         "harvest token create laptop\nharvest token create bob --user-name Bob --email bob@example.org",

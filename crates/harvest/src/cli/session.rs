@@ -53,9 +53,12 @@ pub(crate) struct RunArgs {
     /// times
     #[arg(long, value_name = "FILE")]
     pub(crate) attach: Vec<std::path::PathBuf>,
-    /// The network policy: `none` or `trusted`
+    /// The network policy: `none`, `trusted`, or `full` for every name with a public address
     #[arg(long, value_name = "POLICY", value_parser = words::<NetworkPolicy>(NetworkPolicy::WORDS))]
     pub(crate) net: Option<NetworkPolicy>,
+    /// A name that the session may connect to besides: NAME, or NAME:PORT,PORT
+    #[arg(long, value_name = "NAME")]
+    pub(crate) allow: Vec<String>,
     /// A variable for hooks, agent and commands; NAME alone passes the value of this environment.
     /// Not for secrets: every process in the sandbox can read it
     #[arg(short, long = "env", value_name = "NAME=VALUE")]

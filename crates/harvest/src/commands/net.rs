@@ -1,42 +1,167 @@
-//! `harvest net`: shows what sandboxes may connect to.
+//! `harvest net`: shows and changes what sandboxes may connect to.
 
 use anyhow::Result;
 use harvest_proto::{
-    NetworkPolicy,
-    api::{AllowedName, NameSource, NetworkRules},
+    NetworkPolicy, RuleTarget, RuleVerdict,
+    api::{AllowedName, NameSource, NetworkLogEntry, NetworkRule, NetworkRules, SetNetworkRule},
+};
+use reqwest::Method;
+
+use crate::{
+    Invocation,
+    cli::{NetCommand, NetRuleArgs, units},
+    client::{Client, path_segment},
+    printer::Advice,
+    table,
 };
 
-use crate::{Invocation, cli::NetCommand, client::Client, table};
-
 pub(crate) async fn run(ctx: &Invocation, verb: &NetCommand) -> Result<u8> {
-    let NetCommand::Ls { session, repository } = verb;
     let client = Client::find(&ctx.config)?;
-    let path = match (session, repository) {
-        (Some(typed), _) => format!("/v1/sessions/{}/network", ctx.session(typed).await?.1),
-        (None, Some(name)) => {
-            format!("/v1/repositories/{}/network", client.repository(name).await?.name)
+    match verb {
+        NetCommand::Ls { session, repository } => {
+            let path = match (session, repository) {
+                (Some(typed), _) => format!("/v1/sessions/{}/network", ctx.session(typed).await?.1),
+                (None, Some(name)) => {
+                    format!("/v1/repositories/{}/network", client.repository(name).await?.name)
+                }
+                (None, None) => "/v1/network".to_owned(),
+            };
+            list(ctx, &client.get(&path).await?)?;
         }
-        (None, None) => "/v1/network".to_owned(),
-    };
-    let rules: NetworkRules = client.get(&path).await?;
-    let row = |allowed: &AllowedName| [allowed.name.clone(), describe_source(allowed)];
-    ctx.print.result(&rules, |rules| match rules.names.is_empty() {
-        true => String::new(),
-        false => table::plain(["NAME", "FROM"], rules.names.iter().map(row)),
-    })?;
-    match rules.policy {
-        NetworkPolicy::None => {
-            ctx.print.note("Network policy none: only the model and the session's repositories");
+        NetCommand::Log { session } => {
+            let path = format!("/v1/sessions/{}/network/log", ctx.session(session).await?.1);
+            log(ctx, &client.all(&path).await?)?;
         }
-        NetworkPolicy::Trusted => {
-            ctx.print.note("Network policy trusted: these names on ports 80 and 443");
-            ctx.print.hint(ALLOW_HINT);
+        NetCommand::Allow { rule, private } => {
+            set(ctx, &client, rule, RuleVerdict::Allow, *private).await?;
+        }
+        NetCommand::Deny(rule) => set(ctx, &client, rule, RuleVerdict::Deny, false).await?,
+        NetCommand::Rm(args) => {
+            let (path, names) = targets(ctx, &client, args).await?;
+            for RuleTarget { name, .. } in names {
+                client.delete(&format!("{path}/rules/{}", path_segment(&name)?)).await?;
+                ctx.print.note(format!("Removed the rules for {name}"));
+            }
         }
     }
     Ok(0)
 }
 
-const ALLOW_HINT: &str = "add a name to the key `trusted` in harvest.toml and restart the server";
+fn list(ctx: &Invocation, rules: &NetworkRules) -> Result<()> {
+    let allowed =
+        |one: &AllowedName| [one.name.clone(), "80, 443".to_owned(), describe_source(one)];
+    ctx.print.result(rules, |rules| {
+        let rows: Vec<_> =
+            rules.rules.iter().map(rule_row).chain(rules.names.iter().map(allowed)).collect();
+        match rows.is_empty() {
+            true => String::new(),
+            false => table::plain(["NAME", "PORTS", "FROM"], rows),
+        }
+    })?;
+    ctx.print.note(match rules.policy {
+        NetworkPolicy::None => {
+            "Network policy none: besides these, only the model and the session's repositories"
+        }
+        NetworkPolicy::Trusted => "Network policy trusted: package registries, and these names",
+        NetworkPolicy::Full => {
+            "Network policy full: every name with a public address, ports 80 and 443"
+        }
+    });
+    Ok(())
+}
+
+fn log(ctx: &Invocation, entries: &Vec<NetworkLogEntry>) -> Result<()> {
+    let row = |entry: &NetworkLogEntry| {
+        [
+            if entry.turn == 0 { "-".to_owned() } else { entry.turn.to_string() },
+            entry.name.clone(),
+            if entry.port == 0 { "-".to_owned() } else { entry.port.to_string() },
+            entry.verdict.to_string(),
+            entry.connections.to_string(),
+            units::bytes(entry.sent),
+            units::bytes(entry.received),
+        ]
+    };
+    const HEADER: [&str; 7] = ["TURN", "NAME", "PORT", "VERDICT", "COUNT", "SENT", "RECEIVED"];
+    ctx.print.result(entries, |entries| match entries.is_empty() {
+        true => String::new(),
+        false => table::plain(HEADER, entries.iter().map(row)),
+    })?;
+    if entries.is_empty() {
+        ctx.print.note("No connections besides those to the model and the repositories");
+    }
+    Ok(())
+}
+
+fn rule_row(rule: &NetworkRule) -> [String; 3] {
+    let ports = match rule.ports.is_empty() {
+        true => "all".to_owned(),
+        false => rule.ports.iter().map(u16::to_string).collect::<Vec<_>>().join(", "),
+    };
+    let private = if rule.private { ", private" } else { "" };
+    let from = format!("{} rule ({}{private})", rule.verdict, rule.scope);
+    [rule.name.clone(), ports, from]
+}
+
+async fn set(
+    ctx: &Invocation,
+    client: &Client,
+    args: &NetRuleArgs,
+    verdict: RuleVerdict,
+    private: bool,
+) -> Result<()> {
+    let (path, targets) = targets(ctx, client, args).await?;
+    for RuleTarget { name, ports } in targets {
+        let request = client
+            .request(Method::PUT, &format!("{path}/rules/{}", path_segment(&name)?))
+            .json(&SetNetworkRule { verdict, ports, private });
+        let rule: NetworkRule = client.call(request).await?;
+        ctx.print.document(&rule)?;
+        let done = match verdict {
+            RuleVerdict::Allow => "Allowed",
+            RuleVerdict::Deny => "Denied",
+        };
+        ctx.print.note(format!("{done} {}", describe(&rule)));
+    }
+    Ok(())
+}
+
+fn describe(rule: &NetworkRule) -> String {
+    let [name, ports, _] = rule_row(rule);
+    match rule.ports.len() {
+        0 => format!("{name} on all ports"),
+        1 => format!("{name} on port {ports}"),
+        _ => format!("{name} on ports {ports}"),
+    }
+}
+
+/// The path of the rules' owner, and the names in the arguments.
+async fn targets(
+    ctx: &Invocation,
+    client: &Client,
+    args: &NetRuleArgs,
+) -> Result<(String, Vec<RuleTarget>)> {
+    let mut names = args.arguments.as_slice();
+    let path = match (&args.repository, args.everywhere) {
+        (Some(name), _) => {
+            format!("/v1/repositories/{}/network", client.repository(name).await?.name)
+        }
+        (None, true) => "/v1/network".to_owned(),
+        (None, false) => {
+            let [session, rest @ ..] = names else { unreachable!("clap requires an argument") };
+            if rest.is_empty() {
+                anyhow::bail!(Advice::new(
+                    "no host name given",
+                    "write the session and then the name: `harvest net allow SESSION example.org`"
+                ));
+            }
+            names = rest;
+            format!("/v1/sessions/{}/network", ctx.session(session).await?.1)
+        }
+    };
+    let parsed = names.iter().map(|text| text.parse()).collect::<Result<_, _>>()?;
+    Ok((path, parsed))
+}
 
 fn describe_source(allowed: &AllowedName) -> String {
     match (allowed.source, &allowed.tool) {

@@ -51,6 +51,7 @@ pub(crate) async fn run(ctx: &Invocation, args: RunArgs) -> Result<u8> {
         effort: args.effort,
         attachments,
         network: args.net,
+        allow: args.allow,
         env,
         no_questions: args.no_questions,
         from,

@@ -37,7 +37,9 @@ pub use images::{
 };
 pub use memory::{MemoryEntity, MemoryFileError, MemoryGraph, MemoryRelation};
 pub use models::{KeySource, McpService, ModelService, ServiceModels, UnusableModel};
-pub use network::{AllowedName, NameSource, NetworkRules};
+pub use network::{
+    AllowedName, NameSource, NetworkLogEntry, NetworkRule, NetworkRules, SetNetworkRule,
+};
 pub use prompts::{
     Attachment, CreateAttachment, CreatePrompt, MovePrompt, Prompt, PromptStatus, Turn,
 };

@@ -103,8 +103,12 @@ pub struct CreateSession {
     pub model: Option<ModelRef>,
     /// How much the model thinks: `low`, `medium` or `high`; the agent's default when absent.
     pub effort: Option<Effort>,
-    /// Network policy: `none` or `trusted` (default).
+    /// Network policy: `none`, `trusted` (default) or `full`.
     pub network: Option<NetworkPolicy>,
+    /// Names that the session may connect to besides: `NAME`, or `NAME:PORT,PORT`.
+    #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(max_items = 200))]
+    pub allow: Vec<String>,
     /// Author of the commits; the token's user when absent.
     pub author: Option<Author>,
     /// Environment variables for hooks, agent and commands. Not for secrets: every process in the
@@ -191,7 +195,7 @@ pub struct Session {
     pub effort: Option<Effort>,
     /// What the agent said of itself; null before it was ready.
     pub agent_info: Option<AgentInfo>,
-    /// Network policy: `none` or `trusted`.
+    /// Network policy: `none`, `trusted` or `full`.
     pub network: NetworkPolicy,
     /// Provider that runs the sandbox: `local`.
     pub provider: String,

@@ -105,6 +105,30 @@ async fn shared_resources_are_for_admins() {
 }
 
 #[tokio::test]
+async fn members_set_network_rules_of_their_sessions_only() {
+    let server = TestServer::start().await;
+    server.repository().await;
+    let bob = member(&server, "bob").await;
+    let create = json!({"repository": "calc"});
+    let theirs = server.post("/v1/sessions", &[], create.clone()).await.json();
+    let own = send(&server, &bob, "POST", "/v1/sessions", create).await.json();
+    let of = |session: &serde_json::Value| {
+        format!("/v1/sessions/{}/network/rules/a.org", session["id"].as_str().unwrap())
+    };
+    for (path, method, status) in [
+        (of(&own), "PUT", 200),
+        (of(&own), "DELETE", 204),
+        (of(&theirs), "PUT", 403),
+        (of(&theirs), "DELETE", 403),
+        ("/v1/network/rules/a.org".to_owned(), "PUT", 403),
+        ("/v1/repositories/local/calc/network/rules/a.org".to_owned(), "PUT", 403),
+    ] {
+        let answer = send(&server, &bob, method, &path, json!({"verdict": "allow"})).await;
+        assert_eq!(answer.status, status, "{method} {path}");
+    }
+}
+
+#[tokio::test]
 async fn repository_at_private_address_is_refused() {
     let server = TestServer::start().await;
     // An admin too: the setting decides.

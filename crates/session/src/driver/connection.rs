@@ -18,6 +18,7 @@ use crate::{
     bridge::{Bridge, BridgeError, OpenedBridge, OwnerMessage},
     context::Shared,
     decide::{Decision, Input, SandboxState, State, Turn, decide},
+    error::SessionError,
     error_chain::error_chain,
     history::{HistoryBudget, stored_size},
     repositories::PassSpec,
@@ -224,9 +225,12 @@ impl Driver {
         let spec = PassSpec { upstream, ..own };
         let reports = self.report_sender.clone();
         self.spawn_attached(async move {
-            let policy = Box::new(shared.repositories.pass(&repositories, spec).await);
-            let listener = shared.sandboxes.provider.listen(&sandbox).await;
-            let door = listener.map(|listener| (listener, policy));
+            let door = async {
+                let policy = shared.repositories.pass(&repositories, spec).await?;
+                let listener = shared.sandboxes.provider.listen(&sandbox).await?;
+                Ok::<_, SessionError>((listener, Box::new(policy)))
+            };
+            let door = door.await;
             let _ = reports.send(TaskReport::DoorReady { epoch, door });
         });
     }
@@ -243,7 +247,7 @@ impl Driver {
     pub(super) fn on_door_ready(
         &mut self,
         epoch: u64,
-        door: Result<(Box<dyn DoorListener>, Box<DoorPolicy>), SandboxError>,
+        door: Result<(Box<dyn DoorListener>, Box<DoorPolicy>), SessionError>,
     ) {
         let running =
             matches!(self.state.sandbox, SandboxState::Booting { .. } | SandboxState::Ready { .. });

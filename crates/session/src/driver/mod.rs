@@ -45,7 +45,6 @@ use crate::{
     error::SessionError,
     history::{HistoryBudget, stored_size},
     repositories::describe_failures,
-    sandboxes::SandboxError,
     sandboxes::admission::Notice,
     wall_clock::now,
 };
@@ -80,7 +79,7 @@ pub(crate) enum TaskReport {
     DoorReady {
         epoch: u64,
         /// The listener and the policy of its connections.
-        door: Result<(Box<dyn DoorListener>, Box<DoorPolicy>), SandboxError>,
+        door: Result<(Box<dyn DoorListener>, Box<DoorPolicy>), SessionError>,
     },
     /// The results of the checks of pushed commits.
     Reviewed(Vec<Evidence>),

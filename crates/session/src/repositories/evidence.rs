@@ -253,7 +253,7 @@ async fn gather(
     let start = boot_start(&from);
     let pass = PassSpec::of_session(record, &shared.sandboxes.agents);
     let pass = PassSpec { branch: None, ..pass };
-    let pass = repositories.pass(std::slice::from_ref(repository), pass).await;
+    let pass = repositories.pass(std::slice::from_ref(repository), pass).await.map_err(other)?;
     let door = EphemeralDoor { policy: pass, observer: None };
     let mut sandbox =
         EphemeralSandbox::start(&shared.sandboxes, SandboxId::random(), from, Some(door)).await?;

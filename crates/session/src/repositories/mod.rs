@@ -6,6 +6,7 @@ mod check;
 mod door_policy;
 mod evidence;
 mod memory;
+mod network;
 mod origin;
 
 use std::{sync::Arc, time::Duration};
@@ -18,7 +19,7 @@ use harvest_proto::{
     api::{AddRepository, Build, BuildLine, CheckOutcome, Repository},
     bridge::BootStart,
 };
-use harvest_store::{Store, StoreError};
+use harvest_store::{RuleOwner, Store, StoreError};
 use tokio::sync::{mpsc, watch};
 
 use crate::{
@@ -38,11 +39,12 @@ use crate::{
 
 pub(crate) use door_policy::{PassSpec, Trusted};
 pub(crate) use evidence::{PullRequestText, describe_failures};
+pub(crate) use network::{OpenPolicies, network_rule};
 pub(crate) use origin::boot_start;
 pub use origin::{ALL_AGENTS, default_image};
 
 /// The network policy of builds.
-pub const BUILD_POLICY: NetworkPolicy = NetworkPolicy::Trusted;
+const BUILD_POLICY: NetworkPolicy = NetworkPolicy::Trusted;
 
 /// The repositories of one server. Cheap to clone.
 #[derive(Clone)]
@@ -60,6 +62,8 @@ pub(crate) struct RepositoryContext {
     pub(crate) image: Option<String>,
     /// The names `trusted` sandboxes may reach.
     pub(crate) trusted: Trusted,
+    /// The policies of the doors that are open.
+    pub(crate) open_policies: OpenPolicies,
     /// Hosts with private addresses that repositories may be at.
     pub(crate) private_hosts: PrivateHosts,
     /// For the duration of builds.
@@ -319,11 +323,15 @@ async fn build(
     let order = PassSpec {
         // Not a real session: the observer gets the events of the door.
         session: SessionId::random(),
+        owner: RuleOwner::Repository(repository.name.clone()),
         network: BUILD_POLICY,
         upstream: watch::channel(UpstreamName::scripted()).1,
         branch: None,
     };
-    let policy = repositories.pass(std::slice::from_ref(repository), order).await;
+    let policy = repositories
+        .pass(std::slice::from_ref(repository), order)
+        .await
+        .map_err(|error| EphemeralError::Other(error_chain(&error)))?;
     let door = EphemeralDoor { policy, observer: Some(refusal_observer(progress.clone())) };
     report("starting a sandbox");
     let image = repositories.image(Some(repository), &AgentName::default()).await?;

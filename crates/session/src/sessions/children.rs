@@ -36,7 +36,9 @@ impl Sessions {
         check_limits(depth(above.as_ref()) + 1, store.child_counts(&root).await?)?;
         let lineage = Lineage { parent: parent.clone(), root };
         let author = record.session.author.clone();
-        self.create_with(request(record, child, key), author, vec![Write::ChildOf(lineage)]).await
+        // A rule that denies must not end at a session that the agent creates.
+        let writes = vec![Write::ChildOf(lineage), Write::NetworkRulesOf(parent.clone())];
+        self.create_with(request(record, child, key), author, writes).await
     }
 
     /// The session that a user created, above this one.

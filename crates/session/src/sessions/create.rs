@@ -4,22 +4,24 @@
 use std::collections::{BTreeMap, HashSet};
 
 use harvest_proto::{
-    AgentName, BranchName, EventBody, Hint as _, ModelRef, SessionId, SnapshotId,
+    AgentName, BranchName, EventBody, Hint as _, InvalidPort, ModelRef, RuleTarget, RuleVerdict,
+    SessionId, SnapshotId,
     api::{
-        AddRepository, CreateSession, McpService, ModelService, Repository, ServiceModels, Session,
-        UnusableModel, UseRepository,
+        AddRepository, CreateSession, McpService, ModelService, NetworkRule, Repository,
+        ServiceModels, Session, SetNetworkRule, UnusableModel, UseRepository,
     },
     bridge::Author,
     repository_name::InvalidRepositoryRef,
 };
-use harvest_store::{NewCheckout, NewPrompt, NewSession, Removal, Write};
+use harvest_store::{NewCheckout, NewPrompt, NewSession, Removal, RuleOwner, Write};
 
 use super::{
     Sessions, attachments, branch, uuid,
     verbs::{new_prompt, title},
 };
 use crate::{
-    decide::State, driver::UNTITLED, error::SessionError, sandboxes::StartFrom, wall_clock::now,
+    decide::State, driver::UNTITLED, error::SessionError, repositories::network_rule,
+    sandboxes::StartFrom, wall_clock::now,
 };
 
 // Each repository is a clone that delays the start.
@@ -69,11 +71,15 @@ impl Sessions {
         if let Some(key) = &create.key {
             self.check_key_free(key).await?;
         }
+        let id = SessionId::random();
+        let allow = create.allow.iter().map(|text| session_rule(&id, text));
+        let allow =
+            allow.map(|rule| rule.map(Write::NetworkRule)).collect::<Result<Vec<_>, _>>()?;
         let mut first_writes = match &create.from {
             Some(snapshot) => self.start_from(snapshot).await?,
             None => Vec::new(),
         };
-        first_writes.extend(writes);
+        first_writes.extend(writes.into_iter().chain(allow));
         let known = match wanted.first() {
             Some(first) => self.known_repository(first).await?,
             None => None,
@@ -83,7 +89,6 @@ impl Sessions {
         let checkouts = self.checkouts(wanted).await?;
         let title =
             prompt.as_ref().map_or_else(|| UNTITLED.to_owned(), |prompt| title(&prompt.text));
-        let id = SessionId::random();
         let new = NewSession {
             branch: branch(&id, prompt.as_ref().map(|_| title.as_str())),
             id,
@@ -321,6 +326,15 @@ fn check_key(key: &str) -> Result<(), SessionError> {
             ),
         )),
     }
+}
+
+/// The rule of a name that a new session may connect to.
+fn session_rule(session: &SessionId, text: &str) -> Result<NetworkRule, SessionError> {
+    let target: RuleTarget = text
+        .parse()
+        .map_err(|error: InvalidPort| SessionError::invalid("invalid_port", error.to_string()))?;
+    let set = SetNetworkRule { verdict: RuleVerdict::Allow, ports: target.ports, private: false };
+    network_rule(&RuleOwner::Session(session.clone()), &target.name, &set)
 }
 
 #[cfg(test)]

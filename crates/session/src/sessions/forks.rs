@@ -222,7 +222,10 @@ fn new_fork(
     };
     let detail = format!("fork of {} at {}", session.id, point.describe());
     let body = EventBody::Restored { snapshot_id: point.snapshot.clone(), detail };
-    let mut writes = vec![Write::Event { at, turn: None, body: Box::new(body) }];
+    let mut writes = vec![
+        Write::Event { at, turn: None, body: Box::new(body) },
+        Write::NetworkRulesOf(session.id.clone()),
+    ];
     if let Some(snapshot) = point.snapshot.clone() {
         // The fork gets its own row, so that the snapshot outlives the session that took it.
         writes.push(Write::SnapshotShare { snapshot, at });

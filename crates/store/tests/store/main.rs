@@ -13,6 +13,7 @@ mod growth;
 mod history;
 mod leases;
 mod memory;
+mod network;
 mod prompts;
 mod records;
 mod rest;

@@ -33,6 +33,7 @@ mod memory_inside;
 mod models;
 mod names_and_addresses;
 mod network;
+mod network_rules;
 mod opencode;
 mod opencode_server;
 mod prompt_options;

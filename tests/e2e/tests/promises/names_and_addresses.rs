@@ -29,7 +29,7 @@ async fn build_says_how_to_allow_refused_names() {
     assert_eq!(built.code, 0, "{built:?}");
     for words in [
         "Refused a connection to forbidden.example.org",
-        "add \"forbidden.example.org\" to the key `trusted`",
+        "harvest net allow -r local/calc forbidden.example.org",
     ] {
         assert!(built.stderr.contains(words), "{words}: {built:?}");
     }

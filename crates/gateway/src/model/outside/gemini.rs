@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, de::IgnoredAny};
 
 use super::{OutsideError, check_url};
+use harvest_proto::NetworkPolicy;
+
 use crate::ledger::ResolvedPolicy;
 
 /// Tools that reach no host of the session's choice. `urlContext` fetches any URL.
@@ -57,7 +59,7 @@ fn check_parts<'a>(
 
 fn allows_tool(tool: &str, policy: &ResolvedPolicy) -> bool {
     let tool = tool.replace('_', "").to_ascii_lowercase();
-    let searches = matches!(policy, ResolvedPolicy::Trusted(_)) && SEARCHES.contains(&&*tool);
+    let searches = policy.base != NetworkPolicy::None && SEARCHES.contains(&&*tool);
     tool == FUNCTIONS || searches
 }
 
@@ -120,7 +122,7 @@ mod tests {
     }
 
     fn trusted() -> ResolvedPolicy {
-        ResolvedPolicy::Trusted(vec!["files.example.org".to_owned()])
+        ResolvedPolicy::of(NetworkPolicy::Trusted, &["files.example.org"])
     }
 
     #[test]
@@ -143,7 +145,7 @@ mod tests {
         }
         let good = json!({"contents": [{"parts": [file("https://files.example.org/a.png")]}]});
         assert_eq!(refused(&good, &trusted()), None);
-        assert!(refused(&good, &ResolvedPolicy::None).is_some());
+        assert!(refused(&good, &ResolvedPolicy::of(NetworkPolicy::None, &[])).is_some());
     }
 
     #[test]
@@ -158,7 +160,11 @@ mod tests {
             ("novelTool", false, false),
         ] {
             let request = json!({"contents": [], "tools": [{tool: {}}]});
-            assert_eq!(refused(&request, &ResolvedPolicy::None).is_none(), none, "{tool}");
+            assert_eq!(
+                refused(&request, &ResolvedPolicy::of(NetworkPolicy::None, &[])).is_none(),
+                none,
+                "{tool}"
+            );
             assert_eq!(refused(&request, &trusted()).is_none(), some, "{tool}");
         }
         let twice = r#"{"tools":[],"tools":[{"urlContext":{}}]}"#;

@@ -16,6 +16,8 @@ use serde::{
 };
 
 use super::{OutsideError, check_url};
+use harvest_proto::NetworkPolicy;
+
 use crate::ledger::ResolvedPolicy;
 
 /// Types of tools that the agent runs itself, or that reach nothing.
@@ -62,7 +64,7 @@ fn check_field(name: &str, value: &Node, policy: &ResolvedPolicy) -> Result<(), 
         ("search_parameters", _) => not_allowed(name.to_owned()),
         ("plugins", plugins) => check_plugins(plugins, policy),
         // A prompt stored at the service may come with tools of its own.
-        ("prompt", Node::Object(_)) if *policy == ResolvedPolicy::None => {
+        ("prompt", Node::Object(_)) if policy.base == NetworkPolicy::None => {
             not_allowed("stored prompt".to_owned())
         }
         ("tools", tools) => check_tools(tools, policy),
@@ -83,7 +85,7 @@ fn check_plugins(plugins: &Node, policy: &ResolvedPolicy) -> Result<(), OutsideE
     let Node::List(list) = plugins else {
         return Err(OutsideError::Malformed("`plugins` is not a list".to_owned()));
     };
-    let trusted = matches!(policy, ResolvedPolicy::Trusted(_));
+    let trusted = policy.base != NetworkPolicy::None;
     match list.iter().find(|plugin| !trusted || is_search_plugin(plugin)) {
         Some(_) => Err(OutsideError::NotAllowed("plugins".to_owned())),
         None => check_urls(plugins, policy),
@@ -126,8 +128,8 @@ fn check_tool(tool: &Node, policy: &ResolvedPolicy) -> Result<(), OutsideError> 
     let cached = (kind == WEB_SEARCH || kind.starts_with("web_search_20"))
         && matches!(tool.get("external_web_access"), Some(Node::Bool(false)));
     let hosted = HOSTED_TOOLS.contains(&kind) && !tool.contains_key("network_policy");
-    match policy {
-        ResolvedPolicy::Trusted(_) if cached || hosted => Ok(()),
+    match policy.base {
+        NetworkPolicy::Trusted | NetworkPolicy::Full if cached || hosted => Ok(()),
         _ => not_allowed(),
     }
 }
@@ -294,7 +296,7 @@ mod tests {
     }
 
     fn trusted() -> ResolvedPolicy {
-        ResolvedPolicy::Trusted(vec!["files.example.org".to_owned()])
+        ResolvedPolicy::of(NetworkPolicy::Trusted, &["files.example.org"])
     }
 
     fn with_url(url: &str) -> [Value; 8] {
@@ -315,7 +317,7 @@ mod tests {
     #[test]
     fn fetched_urls_are_refused_at_any_depth() {
         for request in with_url("https://evil.example/?data") {
-            for policy in [ResolvedPolicy::None, trusted()] {
+            for policy in [ResolvedPolicy::of(NetworkPolicy::None, &[]), trusted()] {
                 assert_eq!(
                     refused(&request, &policy).as_deref(),
                     Some("evil.example"),
@@ -325,7 +327,10 @@ mod tests {
         }
         for request in with_url("https://files.example.org/a.png") {
             assert_eq!(refused(&request, &trusted()), None, "{request}");
-            assert!(refused(&request, &ResolvedPolicy::None).is_some(), "{request}");
+            assert!(
+                refused(&request, &ResolvedPolicy::of(NetworkPolicy::None, &[])).is_some(),
+                "{request}"
+            );
         }
         for url in ["file:///etc/passwd", "s3://bucket/key", "https://files.example.org:8443/a"] {
             for request in with_url(url) {
@@ -350,7 +355,11 @@ mod tests {
         let cited = json!({"type": "url_citation", "url": "https://evil.example"});
         images[4]["messages"][0]["annotations"] = json!([cited]);
         for request in &images {
-            assert_eq!(refused(request, &ResolvedPolicy::None), None, "{request}");
+            assert_eq!(
+                refused(request, &ResolvedPolicy::of(NetworkPolicy::None, &[])),
+                None,
+                "{request}"
+            );
         }
     }
 
@@ -389,7 +398,11 @@ mod tests {
                 json!({"tools": [tool]}),
                 json!({"input": [{"type": "additional_tools", "tools": [tool]}]}),
             ] {
-                assert_eq!(refused(&request, &ResolvedPolicy::None).is_none(), none, "{request}");
+                assert_eq!(
+                    refused(&request, &ResolvedPolicy::of(NetworkPolicy::None, &[])).is_none(),
+                    none,
+                    "{request}"
+                );
                 assert_eq!(refused(&request, &trusted()).is_none(), some, "{request}");
             }
         }
@@ -409,18 +422,21 @@ mod tests {
             json!({"model": "m", "plugins": {"id": "web"}}),
             json!({"model": "m", "background": true}),
         ] {
-            for policy in [ResolvedPolicy::None, trusted()] {
+            for policy in [ResolvedPolicy::of(NetworkPolicy::None, &[]), trusted()] {
                 assert!(refused(&request, &policy).is_some(), "{request}");
             }
         }
         for request in
             [json!({"prompt": {"id": "pmpt_1"}}), json!({"plugins": [{"id": "file-parser"}]})]
         {
-            assert!(refused(&request, &ResolvedPolicy::None).is_some(), "{request}");
+            assert!(
+                refused(&request, &ResolvedPolicy::of(NetworkPolicy::None, &[])).is_some(),
+                "{request}"
+            );
             assert_eq!(refused(&request, &trusted()), None, "{request}");
         }
         let plain = json!({"model": "org/online:free", "models": ["m:nitro"], "plugins": []});
-        assert_eq!(refused(&plain, &ResolvedPolicy::None), None);
+        assert_eq!(refused(&plain, &ResolvedPolicy::of(NetworkPolicy::None, &[])), None);
     }
 
     #[test]

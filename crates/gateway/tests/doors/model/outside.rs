@@ -10,7 +10,9 @@ async fn model_service_reaches_nothing_for_network_none() {
         ..RecordingLedger::default()
     };
     let config = at(&anthropic_url);
-    let network = harvest_gateway::ledger::ResolvedPolicy::None;
+    let network =
+        harvest_gateway::ledger::ResolvedPolicy::of(harvest_proto::NetworkPolicy::None, &[])
+            .fixed();
     let upstream = tokio::sync::watch::channel(UpstreamName::anthropic()).1;
     let policy = crate::DoorPolicy { upstream, network, ..policy(&[]) };
     let agent = Agent::with_policy(ledger, config, policy).await;
