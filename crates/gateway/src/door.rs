@@ -27,6 +27,8 @@ const BODY_MEMORY_KIB: usize = 64 * 1024;
 // Calls of tools at a time; further ones wait before their bodies are read. Separate from the
 // memory of model calls: a tool may run for minutes.
 const MAX_TOOL_CALLS: usize = 16;
+// Calls of the Gemini API by tools at a time. They cost money, and go on when the agent disconnects.
+const MAX_GEMINI_CALLS: usize = 4;
 // Requests to remote MCP servers whose responses have not ended, streams included: an agent has one
 // stream per server.
 const MAX_REMOTE_CALLS: usize = 64;
@@ -48,6 +50,7 @@ pub(crate) struct Door {
     /// Memory for bodies of model calls, in KiB.
     pub(crate) body_memory_kib: Arc<Semaphore>,
     pub(crate) tool_calls: Semaphore,
+    pub(crate) gemini_calls: Arc<Semaphore>,
     pub(crate) remote_calls: Arc<Semaphore>,
 }
 
@@ -68,6 +71,7 @@ impl Door {
             traffic: Traffic::default(),
             body_memory_kib: Arc::new(Semaphore::new(BODY_MEMORY_KIB)),
             tool_calls: Semaphore::new(MAX_TOOL_CALLS),
+            gemini_calls: Arc::new(Semaphore::new(MAX_GEMINI_CALLS)),
             remote_calls: Arc::new(Semaphore::new(MAX_REMOTE_CALLS)),
         }
     }

@@ -1,7 +1,7 @@
 //! The tools of the MCP server `gemini`: a second opinion on a plan, and research on the web, by
 //! one call of the Gemini API each. The gateway adds the key and counts the tokens.
 
-use std::{fmt::Write as _, sync::Arc};
+use std::{fmt::Write as _, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use harvest_proto::{NetworkPolicy, Secret, event::Usage};
@@ -15,6 +15,9 @@ use crate::{
     ledger::{ToolResult, Tools},
     vault::redact,
 };
+
+// A search with a long answer takes a minute or two.
+const CALL_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
 const MAX_RESPONSE_BYTES: usize = 4 * 1024 * 1024;
 
@@ -68,8 +71,15 @@ impl Tools for GeminiTools {
         };
         let (door, server) = (Arc::clone(&self.door), self.server.clone());
         let body = request_body(text, research);
+        // Held by the call and not by the connection, which the agent may close.
+        let slot = Arc::clone(&door.gemini_calls).acquire_owned().await.ok()?;
         // A task of its own: an agent that disconnects must not avoid the count of its tokens.
-        let asked = tokio::spawn(async move { ask(&door, &server, &body).await }).await;
+        let asked = tokio::spawn(async move {
+            let _slot = slot;
+            let asked = tokio::time::timeout(CALL_TIMEOUT, ask(&door, &server, &body)).await;
+            asked.unwrap_or_else(|_| Err("the Gemini API did not answer in time".to_owned()))
+        });
+        let asked = asked.await;
         let asked = asked.unwrap_or_else(|_| Err("the tool panicked; see the log".to_owned()));
         Some(asked.map_or_else(|why| failure(&why), success))
     }
@@ -121,7 +131,7 @@ async fn ask(door: &Door, server: &McpServer, body: &Value) -> Result<String, St
     })?;
     let status = sent.status();
     let text = redact(&http::read_text(sent, MAX_RESPONSE_BYTES).await, &secrets);
-    let answer: Value = serde_json::from_str(&text).unwrap_or_default();
+    let answer: Value = harvest_proto::json::from_slice(text.as_bytes()).unwrap_or_default();
     shared.ledger.settle(session, usage(&answer)).await;
     if !status.is_success() {
         let why = answer["error"]["message"].as_str().unwrap_or("it gave no reason");
