@@ -198,7 +198,7 @@ fn has_nul(json: &[u8]) -> bool {
 }
 
 /// The messages of [`harvest_proto`]'s own types, by their beginnings, and their error codes.
-const TYPE_ERRORS: [(&str, &str); 7] = [
+const TYPE_ERRORS: [(&str, &str); 8] = [
     ("invalid agent", "invalid_agent"),
     ("unknown effort", "invalid_effort"),
     ("unknown network policy", "invalid_network"),

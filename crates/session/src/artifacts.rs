@@ -111,8 +111,18 @@ impl ArtifactFiles {
 
     /// Removes a content unless a session has it again.
     pub(crate) async fn remove(&self, store: &Store, sha256: &str) -> io::Result<()> {
+        let lock = self.lock().await;
+        self.remove_locked(&lock, store, sha256).await
+    }
+
+    /// As [`ArtifactFiles::remove`], while the lock is held.
+    pub(crate) async fn remove_locked(
+        &self,
+        _lock: &MutexGuard<'_, ()>,
+        store: &Store,
+        sha256: &str,
+    ) -> io::Result<()> {
         let Some(path) = self.path(sha256) else { return Ok(()) };
-        let _lock = self.lock().await;
         match store.artifact_exists(sha256).await {
             Ok(true) => return Ok(()),
             Ok(false) => {}
@@ -124,20 +134,30 @@ impl ArtifactFiles {
         }
     }
 
-    /// Removes what a killed server left: files without a row.
-    pub(crate) async fn remove_orphans(&self, store: &Store) {
-        let Some(folder) = &self.folder else { return };
-        let Ok(entries) = fs::read_dir(folder) else { return };
-        for entry in entries.flatten() {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            let removed = match name.starts_with(PARTIAL) {
-                true => fs::remove_file(entry.path()),
-                false => self.remove(store, &name).await,
-            };
-            if let Err(error) = removed {
+    /// Removes the incomplete files of a killed server, before one can be received.
+    pub(crate) fn remove_partial(&self) {
+        for (name, path) in self.files().filter(|(name, _)| name.starts_with(PARTIAL)) {
+            if let Err(error) = fs::remove_file(path) {
                 tracing::warn!(name, error = error_chain(&error), "cannot remove an artifact");
             }
         }
+    }
+
+    /// Removes the complete files without a row that a killed server left. Only if all rows are in
+    /// this store.
+    pub(crate) async fn remove_orphans(&self, store: &Store) {
+        for (name, _) in self.files().filter(|(name, _)| !name.starts_with(PARTIAL)) {
+            if let Err(error) = self.remove(store, &name).await {
+                tracing::warn!(name, error = error_chain(&error), "cannot remove an artifact");
+            }
+        }
+    }
+
+    fn files(&self) -> impl Iterator<Item = (String, PathBuf)> + use<> {
+        let entries = self.folder.as_ref().and_then(|folder| fs::read_dir(folder).ok());
+        let named =
+            |entry: fs::DirEntry| (entry.file_name().to_string_lossy().into_owned(), entry.path());
+        entries.into_iter().flatten().flatten().map(named)
     }
 }
 

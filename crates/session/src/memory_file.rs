@@ -46,7 +46,14 @@ async fn try_provide(
     if !store.memory_seeded(repository).await? {
         let seed = bridge.file_read(MEMORY_SEED, user.clone(), MAX_SEED_BYTES).await?;
         let seed: MemoryGraph = serde_json::from_slice(&seed)?;
-        store.memory_seed(repository, seed).await?;
+        match store.memory_seed(repository, seed).await {
+            // Otherwise no session of the repository would ever get the file.
+            Err(StoreError::TooLarge { what }) => {
+                tracing::warn!(%repository, what, "the first entities are left out");
+                store.memory_seed(repository, MemoryGraph::default()).await?;
+            }
+            seeded => seeded?,
+        }
     }
     let text = store.memory_read(repository).await?.to_jsonl();
     let folder = FileRequest::Mkdir { path: MEMORY_FOLDER.to_owned(), mode: 0o700 };

@@ -73,6 +73,9 @@ impl Reconcile {
             let shared = Arc::clone(&context);
             async move {
                 tokio::time::sleep(SNAPSHOTS_DELAY).await;
+                if ours {
+                    shared.artifacts.remove_orphans(&shared.store).await;
+                }
                 Ok(reconcile_snapshots(&shared, ours).await?)
             }
         });

@@ -122,10 +122,7 @@ async fn shared(
     let Dependencies { store, lease, forge, config, .. } = dependencies;
     let clock = MonotonicClock::open(&store).await?;
     let artifacts = Arc::new(ArtifactFiles::new(config.artifacts));
-    tasks.spawn({
-        let (artifacts, store) = (Arc::clone(&artifacts), store.clone());
-        async move { artifacts.remove_orphans(&store).await }
-    });
+    artifacts.remove_partial();
     let removals = Arc::new(Removals {
         store: store.clone(),
         lease,

@@ -33,6 +33,10 @@ use crate::{
 
 const DEFAULT_HOOK_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
+// Claude Code's state, which programs of the user can write, takes a hundred times its size in
+// memory while it is changed. A longer one stays as it is.
+const MAX_CLAUDE_STATE_BYTES: usize = 256 * 1024;
+
 /// Names the file of the memory to the stock memory server.
 const MEMORY_VARIABLE: &str = "MEMORY_FILE_PATH";
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -167,6 +171,9 @@ impl BootRunner {
         written.map_err(|fault| fault.message)?.ok()?;
         let path = Path::new(&home).join(app::CLAUDE_STATE);
         let existing = files::read_small(&path, user).map_err(|error| error.to_string())?;
+        if existing.as_ref().is_some_and(|text| text.len() > MAX_CLAUDE_STATE_BYTES) {
+            return Ok(());
+        }
         match app::claude_state(existing.as_deref(), folders, servers) {
             Some(text) => files::write_small(&path, user, &text).map_err(|error| error.to_string()),
             None => Ok(()),

@@ -18,7 +18,7 @@ use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _};
 
 use crate::{
     ServerState,
-    authorization::Access::Read,
+    authorization::Access::{Change, Read},
     extract::Path,
     problem::{ApiError, JsonResult},
     routes::{
@@ -32,7 +32,7 @@ const CHUNK_BYTES: usize = 64 * 1024;
 pub(super) fn routes() -> Routes<ServerState> {
     routes![
         artifact_list: Read,
-        artifact_get: Read,
+        artifact_get: Change,
     ]
 }
 

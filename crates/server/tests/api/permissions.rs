@@ -57,6 +57,12 @@ async fn members_change_only_their_own_sessions() {
         "forbidden",
     );
     problem(&send(&server, &bob, "DELETE", &path(theirs, ""), json!({})).await, 403, "forbidden");
+    // What an agent handed over may come from a private file.
+    problem(
+        &send(&server, &bob, "GET", &path(theirs, "/artifacts/a.png"), json!({})).await,
+        403,
+        "forbidden",
+    );
     // A fork could read every file and environment variable of the session.
     problem(
         &send(&server, &bob, "POST", &path(theirs, "/fork"), json!({})).await,

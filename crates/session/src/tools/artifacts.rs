@@ -1,5 +1,7 @@
 //! The tool by which an agent hands over a file.
 
+use std::sync::Arc;
+
 use harvest_gateway::ledger::ToolResult;
 use harvest_proto::{
     EventBody,
@@ -17,7 +19,12 @@ use super::{
     definition::{Definition, Effect, text},
     document,
 };
-use crate::{artifacts::is_taken, bridge::Bridge, error_chain::error_chain, wall_clock::now};
+use crate::{
+    artifacts::{ReceivedFile, is_taken},
+    bridge::Bridge,
+    error_chain::error_chain,
+    wall_clock::now,
+};
 
 pub(super) const DEFINITION: Definition = Definition {
     name: "upload_artifact",
@@ -30,6 +37,9 @@ pub(super) const DEFINITION: Definition = Definition {
         ("media_type", || text("Its type [default: application/octet-stream]")),
     ],
 };
+
+// Small files cost rows, which every call reads.
+const MAX_ARTIFACTS: usize = 500;
 
 #[derive(Deserialize)]
 struct Upload {
@@ -60,13 +70,29 @@ pub(super) async fn call(tools: &SessionTools, given: Value) -> Result<ToolResul
         sha256: received.sha256.clone(),
         created_at: now(),
     };
+    let own = SessionTools { session: tools.session.clone(), shared: Arc::clone(&tools.shared) };
+    let handed = json!(artifact);
+    // An agent that disconnects must not leave a content without a row, or a row without content.
+    tools.detach(async move { keep(&own, &received, &artifact).await }).await?;
+    Ok(document(&handed, handed.clone()))
+}
+
+async fn keep(
+    tools: &SessionTools,
+    received: &ReceivedFile,
+    artifact: &Artifact,
+) -> Result<(), ToolError> {
+    let files = &tools.shared.artifacts;
     let lock = files.lock().await;
     check_room(tools, &artifact.name, artifact.bytes).await?;
-    files.keep(&lock, &received).map_err(|error| refused(&error))?;
-    store(tools, &artifact).await?;
-    drop(lock);
-    let handed = json!(artifact);
-    Ok(document(&handed, handed.clone()))
+    files.keep(&lock, received).map_err(|error| refused(&error))?;
+    let stored = store(tools, artifact).await;
+    if stored.is_err()
+        && let Err(error) = files.remove_locked(&lock, &tools.shared.store, &artifact.sha256).await
+    {
+        tracing::warn!(error = error_chain(&error), "cannot remove an artifact");
+    }
+    stored
 }
 
 fn refused(error: &(dyn std::error::Error + 'static)) -> ToolError {
@@ -101,6 +127,10 @@ async fn check_room(tools: &SessionTools, name: &str, bytes: u64) -> Result<(), 
     let all = store.artifact_list(&tools.session).await?;
     if all.iter().any(|one| one.name == name) {
         return Err(taken(name));
+    }
+    if all.len() >= MAX_ARTIFACTS {
+        let what = format!("this session has {MAX_ARTIFACTS} artifacts, which is the limit");
+        return Err(ToolError::Refused(what));
     }
     let sum: u64 = all.iter().map(|one| one.bytes).sum();
     if sum.saturating_add(bytes) > MAX_ARTIFACTS_BYTES {

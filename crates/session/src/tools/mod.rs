@@ -56,13 +56,13 @@ impl SessionTools {
 
     /// Runs a change to completion, even when the agent's connection ends meanwhile: a cancelled
     /// one could leave a session without a driver, or a pull request that is not recorded.
-    async fn detach<T: Send + 'static>(
+    async fn detach<T: Send + 'static, E: Into<ToolError> + Send + 'static>(
         &self,
-        change: impl Future<Output = Result<T, SessionError>> + Send + 'static,
+        change: impl Future<Output = Result<T, E>> + Send + 'static,
     ) -> Result<T, ToolError> {
         let done = self.shared.tasks.spawn_to_completion(change.in_current_span()).await;
         let panicked = |_| Err(ToolError::Refused("the tool panicked; see the log".to_owned()));
-        done.map_or_else(panicked, |done| Ok(done?))
+        done.map_or_else(panicked, |done| done.map_err(Into::into))
     }
 }
 

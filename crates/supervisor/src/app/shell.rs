@@ -95,7 +95,8 @@ pub(crate) fn claude_state(
 ) -> Option<String> {
     let fresh = fresh_claude_state(folders, servers);
     let Some(text) = existing else { return Some(fresh.to_string()) };
-    let mut state: Value = serde_json::from_str(text).ok().filter(Value::is_object)?;
+    let mut state: Value =
+        harvest_proto::json::from_slice(text.as_bytes()).ok().filter(Value::is_object)?;
     let before = state.clone();
     for table in ["mcpServers", "projects"] {
         if !state[table].is_object() {
