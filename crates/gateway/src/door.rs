@@ -27,7 +27,8 @@ const BODY_MEMORY_KIB: usize = 64 * 1024;
 // Calls of tools at a time; further ones wait before their bodies are read. Separate from the
 // memory of model calls: a tool may run for minutes.
 const MAX_TOOL_CALLS: usize = 16;
-// Calls of the Gemini API by tools at a time. They cost money, and go on when the agent disconnects.
+// Calls of the Gemini API by tools at a time. They cost money, and go on when the agent
+// disconnects.
 const MAX_GEMINI_CALLS: usize = 4;
 // Requests to remote MCP servers whose responses have not ended, streams included: an agent has one
 // stream per server.

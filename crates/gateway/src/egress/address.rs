@@ -16,7 +16,8 @@ pub(crate) fn is_public(address: IpAddr) -> bool {
     }
 }
 
-/// Whether an address is of this machine or of a private network: not of a cloud's metadata service.
+/// Whether an address is of this machine or of a private network, and not of a cloud's metadata
+/// service.
 #[must_use]
 pub(crate) fn is_private(address: IpAddr) -> bool {
     match address {
