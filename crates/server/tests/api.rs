@@ -63,7 +63,7 @@ async fn every_error_is_a_problem_document() {
         "invalid_body",
     );
     problem(
-        &server.request("POST", "/v1/sessions", &json, &"x".repeat(1024 * 1024 + 1)).await,
+        &server.request("POST", "/v1/repositories", &json, &"x".repeat(1024 * 1024 + 1)).await,
         413,
         "too_large",
     );
