@@ -37,11 +37,13 @@ async fn host() -> Host {
 async fn gemini_makes_a_change_in_several_steps() {
     let host = host().await;
     host.repository("calc", SAMPLE).await;
+    // Its commands do not see the configuration of the user's home, which has the author.
+    let author = "-c user.name=G -c user.email=g@example.org";
     let script = json!([
         [{ "text": "Let me see." }, { "bash": "id -u; git status --short" }],
         { "write": { "path": "/workspace/calc/made.txt", "content": "one\n" } },
         { "edit": { "path": "/workspace/calc/made.txt", "old": "one", "new": "two" } },
-        { "bash": "git add made.txt && git commit -qm 'Add made.txt'" },
+        { "bash": format!("git add made.txt && git {author} commit -qm 'Add made.txt'") },
         { "text": "All done." },
     ]);
     let session = host.session_of("gemini", "calc", "Change it.", &script).await.id;
