@@ -11,6 +11,7 @@ mod codex;
 mod conversation;
 mod dropped_line;
 mod images;
+mod lines;
 mod plan;
 mod process;
 mod rpc;

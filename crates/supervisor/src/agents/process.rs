@@ -3,7 +3,7 @@
 
 use std::{
     cell::RefCell,
-    fmt, io,
+    fmt,
     path::{Path, PathBuf},
     rc::Rc,
     time::Duration,
@@ -20,10 +20,10 @@ use tokio::{
 };
 
 use super::{
-    Agent, AgentStart, Image, Invocation, Signal, conversation,
-    dropped_line::MAX_HEAD_BYTES,
-    images, owned,
-    stdin::{Replies, Stdin},
+    Agent, AgentStart, Image, Invocation, Signal, conversation, images,
+    lines::{AgentLine, LineReader},
+    owned,
+    stdin::Stdin,
 };
 use crate::{
     capture::describe,
@@ -41,9 +41,6 @@ const START_TIMEOUT: Duration = Duration::from_secs(120);
 
 // Between the end of the agent's output and its exit.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
-
-// A line carries at most one tool result; one with an image takes a few megabytes as text.
-const MAX_LINE_BYTES: usize = 8 * 1024 * 1024;
 
 /// What an agent is started with.
 #[derive(Clone)]
@@ -304,8 +301,8 @@ impl AgentProcess {
             if let Some(line) = self.lines.pop() {
                 let signals = match line {
                     AgentLine::Complete(line) => self.agent.parse_line(&line),
-                    AgentLine::TooLong { head } => {
-                        let message = "dropped a line of the agent: longer than 8 MiB".to_owned();
+                    AgentLine::Dropped { head, reason } => {
+                        let message = format!("dropped a line of the agent: {reason}");
                         let mut signals = vec![Signal::Event(EventBody::Warning { message })];
                         signals.extend(self.agent.line_dropped(&head));
                         signals
@@ -395,73 +392,4 @@ fn state_folder(sandbox: &Sandbox, user: &User) -> PathBuf {
 struct Stderr {
     pipe: pipe::Receiver,
     tail: RefCell<Tail>,
-}
-
-enum AgentLine {
-    Complete(Vec<u8>),
-    TooLong { head: Vec<u8> },
-}
-
-/// Splits the agent's output into lines of bounded length.
-struct LineReader {
-    receiver: pipe::Receiver,
-    buffer: Vec<u8>,
-    searched: usize,
-    /// The beginning of a line whose rest is skipped.
-    skipping: Option<Vec<u8>>,
-}
-
-impl LineReader {
-    fn new(receiver: pipe::Receiver) -> Self {
-        Self { receiver, buffer: Vec::new(), searched: 0, skipping: None }
-    }
-
-    fn pop(&mut self) -> Option<AgentLine> {
-        let end = self.buffer[self.searched..].iter().position(|byte| *byte == b'\n');
-        let Some(end) = end.map(|end| self.searched + end) else {
-            self.searched = self.buffer.len();
-            if self.buffer.len() > MAX_LINE_BYTES {
-                let mut head = std::mem::take(&mut self.buffer);
-                head.truncate(MAX_HEAD_BYTES);
-                head.shrink_to_fit();
-                self.skipping.get_or_insert(head);
-                self.searched = 0;
-            }
-            return None;
-        };
-        let rest = self.buffer.split_off(end + 1);
-        let mut line = std::mem::replace(&mut self.buffer, rest);
-        line.pop();
-        self.searched = 0;
-        Some(match self.skipping.take() {
-            Some(head) => AgentLine::TooLong { head },
-            None => AgentLine::Complete(line),
-        })
-    }
-
-    // Reads once the agent has read its replies. Cancel-safe.
-    async fn fill_after(&mut self, replies: &Replies) -> bool {
-        replies.wait_for_space().await;
-        self.fill().await
-    }
-
-    // False at the end of the output. Cancel-safe.
-    async fn fill(&mut self) -> bool {
-        if self.receiver.readable().await.is_err() {
-            return false;
-        }
-        let mut chunk = [0u8; 8192];
-        match self.receiver.try_read(&mut chunk) {
-            Ok(0) => false,
-            Ok(count) => {
-                self.buffer.extend_from_slice(&chunk[..count]);
-                true
-            }
-            Err(error) => error.kind() == io::ErrorKind::WouldBlock,
-        }
-    }
-
-    fn drain(&mut self) {
-        read_rest(&self.receiver, |bytes| self.buffer.extend_from_slice(bytes));
-    }
 }
