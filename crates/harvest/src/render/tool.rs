@@ -2,7 +2,7 @@
 //!
 //! The kind of a tool decides, never its name: each agent has its own names.
 
-use harvest_proto::event::ToolKind;
+use harvest_proto::{event::ToolKind, json};
 use serde_json::Value;
 
 use super::first_line;
@@ -191,7 +191,7 @@ fn json_result(output: &str) -> Option<String> {
     if output.trim().lines().count() < 2 {
         return None;
     }
-    let value = match serde_json::from_str::<Value>(output).ok()? {
+    let value = match json::from_slice::<Value>(output.as_bytes()).ok()? {
         Value::Array(items) if items.len() == 1 => items.into_iter().next()?,
         value => value,
     };
@@ -321,6 +321,8 @@ mod tests {
         assert_eq!(other("[\n  1,\n  2\n]"), "2 items");
         assert_eq!(other("… left out …\n    \"url\": \"x\"\n  }\n]"), "\"url\": \"x\"");
         assert_eq!(other("a\n---"), "a");
+        let private = "[{\"$serde_json::private::RawValue\":\n\"{\\\"a\\\":1}\"}]";
+        assert_ne!(other(private), r#"{"a":1}"#, "JSON in a string is not parsed");
         assert_eq!(other("]"), "]");
     }
 

@@ -39,7 +39,7 @@ pub(super) struct RpcError {
 impl Message {
     /// `None` for anything that is not a message of this protocol.
     pub(super) fn parse(line: &[u8]) -> Option<Self> {
-        Self::of_fields(serde_json::from_slice(line).ok()?)
+        Self::of_fields(harvest_proto::json::from_slice(line).ok()?)
     }
 
     /// The message that begins like this; what comes later is empty.
@@ -170,6 +170,12 @@ mod tests {
         let line = method_not_found(&json!("x1"), "fs/read_text_file");
         let line: Value = serde_json::from_str(&line).unwrap();
         assert_eq!((&line["id"], &line["error"]["code"]), (&json!("x1"), &json!(-32601)));
+    }
+
+    #[test]
+    fn json_in_private_keys_is_no_message() {
+        let line = br#"{"method":"m","params":{"$serde_json::private::RawValue":"[]"}}"#;
+        assert_eq!(Message::parse(line), None);
     }
 
     proptest! {

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use harvest_proto::{
     EventBody, PromptId,
     event::{McpServer, McpState, ToolKind},
+    json,
 };
 use serde_json::{Map, Value};
 
@@ -57,7 +58,7 @@ impl Claude {
     }
 
     pub(super) fn interpret(&mut self, line: &[u8]) -> Vec<Signal> {
-        let Ok(message) = serde_json::from_slice::<Value>(line) else {
+        let Ok(message) = json::from_slice::<Value>(line) else {
             return self.unknown.record(line);
         };
         match text(&message, "type") {

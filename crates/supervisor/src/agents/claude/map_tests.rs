@@ -220,6 +220,13 @@ fn unknown_lines_are_truncated() {
 }
 
 #[test]
+fn json_in_private_keys_is_an_unknown_line() {
+    let line = RESULT.replace(r#""done""#, r#"{"$serde_json::private::RawValue":"[]"}"#);
+    let signals = interpret(&mut Claude::default(), &[&line]);
+    assert!(matches!(signals[..], [Signal::Event(EventBody::AgentRaw { .. })]), "{signals:?}");
+}
+
+#[test]
 fn dropped_result_ends_the_turn() {
     let mut claude = Claude::default();
     assert_eq!(claude.interpret_head(br#"{"type":"result","subtype":"success","result":"x"#), []);

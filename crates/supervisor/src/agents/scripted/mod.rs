@@ -17,6 +17,7 @@ use harvest_proto::{
     EventBody,
     bridge::{AgentLaunch, TurnRequest},
     event::ToolKind,
+    json,
 };
 
 use self::wire::{FromProgram, ToProgram};
@@ -71,7 +72,7 @@ impl Agent for Scripted {
     }
 
     fn parse_line(&mut self, line: &[u8]) -> Vec<Signal> {
-        let Ok(message) = serde_json::from_slice::<FromProgram>(line) else {
+        let Ok(message) = json::from_slice::<FromProgram>(line) else {
             return self.unknown.record(line);
         };
         let event = match message {
@@ -132,6 +133,13 @@ fn kind(tool: &str) -> ToolKind {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn json_in_private_keys_is_an_unknown_line() {
+        let line = br#"{"say":"tool","call":"c","name":"Bash","input":{"$serde_json::private::RawValue":"[]"}}"#;
+        let signals = Scripted::default().parse_line(line);
+        assert!(matches!(signals[..], [Signal::Event(EventBody::AgentRaw { .. })]), "{signals:?}");
+    }
 
     #[test]
     fn question_is_answered_once() {
