@@ -62,8 +62,13 @@ impl ToolCalls {
         self.0.entry(id).or_default()
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    pub(super) fn is_open(&self, call: &str) -> bool {
+        self.0.contains_key(&id(call))
+    }
+
+    /// Whether a call runs. One that was only announced may never start.
+    pub(super) fn any_started(&self) -> bool {
+        self.0.values().any(|tool| tool.started)
     }
 
     pub(super) fn clear(&mut self) {
@@ -161,10 +166,12 @@ mod tests {
     fn call_starts_once_and_ends_once() {
         let mut calls = ToolCalls::default();
         calls.open("a").set_name("bash");
+        assert!(calls.is_open("a") && !calls.any_started());
         assert_eq!(kinds(&calls.start("a")), ["started"]);
+        assert!(calls.any_started());
         assert_eq!(kinds(&calls.start("a")), [""; 0]);
         assert_eq!(kinds(&calls.end("a", true, "x".into())), ["ended"]);
-        assert!(calls.is_empty());
+        assert!(!calls.is_open("a") && !calls.any_started());
         assert_eq!(kinds(&calls.end("b", true, "x".into())), ["started", "ended"]);
     }
 

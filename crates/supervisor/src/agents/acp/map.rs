@@ -1,6 +1,6 @@
 //! Interprets the lines of an agent that speaks ACP. Pure: a line in, signals out.
 //!
-//! A turn ends when its prompt is answered *and* no tool call is open.
+//! A turn ends when its prompt is answered *and* no tool call runs.
 
 use harvest_proto::{Effort, EventBody, event::ToolKind};
 use serde_json::{Value, json};
@@ -101,7 +101,7 @@ impl Acp {
 
     // The end of the turn, if nothing is missing.
     fn ended(&mut self) -> Vec<Signal> {
-        if !self.tools.is_empty() && !self.ends_missing {
+        if self.tools.any_started() && !self.ends_missing {
             return Vec::new();
         }
         let Some(reply) = self.reply.take() else { return Vec::new() };
@@ -136,9 +136,14 @@ impl Acp {
         }
     }
 
-    // A call is announced before its arguments are complete; it starts when it runs.
+    // A call is announced before its arguments are complete; it starts when it runs. An update may
+    // describe a call after its end.
     fn tool_updated(&mut self, update: &Value) -> Vec<Signal> {
-        let call = text(update, "toolCallId");
+        let (call, status) = (text(update, "toolCallId"), text(update, "status"));
+        let is_new = text(update, "sessionUpdate") == "tool_call";
+        if status.is_empty() && !is_new && !self.tools.is_open(call) {
+            return Vec::new();
+        }
         let tool = self.tools.open(call);
         tool.set_name(text(update, "title"));
         if let Some(kind) = update["kind"].as_str() {
@@ -148,8 +153,8 @@ impl Acp {
             tool.set_input(&update["rawInput"]);
         }
         let output = output(&update["content"]);
-        match text(update, "status") {
-            status @ ("completed" | "failed") => {
+        match status {
+            "completed" | "failed" => {
                 let plan = plan::in_tool_input(&tool.input()).map(Signal::Event);
                 let mut signals = self.tool_ended(call, status == "completed", output, update);
                 signals.extend(plan);

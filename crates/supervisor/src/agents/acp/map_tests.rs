@@ -215,10 +215,28 @@ fn todo_list_of_a_tool_is_a_plan() {
 #[test]
 fn turn_ends_after_reply_and_open_tools() {
     let mut acp = prompted();
-    lines(&mut acp, &[tool("pending", "execute", json!({}), "")]);
+    lines(&mut acp, &[tool("in_progress", "execute", json!({}), "")]);
     assert_eq!(lines(&mut acp, &[replied("end_turn")]), []);
     let signals = lines(&mut acp, &[tool("completed", "execute", json!({}), "x")]);
     assert_eq!(signals.last(), Some(&Signal::Done(Ok(()))));
+}
+
+#[test]
+fn tool_never_run_does_not_hold_turn() {
+    let mut acp = prompted();
+    lines(&mut acp, &[tool("pending", "execute", json!({}), "")]);
+    assert_eq!(lines(&mut acp, &[replied("end_turn")]), [Signal::Done(Ok(()))]);
+}
+
+#[test]
+fn update_after_the_end_opens_no_call() {
+    let mut acp = prompted();
+    lines(&mut acp, &[tool("completed", "execute", json!({}), "x")]);
+    let described =
+        json!({"sessionUpdate": "tool_call_update", "toolCallId": "toolu_2", "title": "t"});
+    assert_eq!(lines(&mut acp, &[update(described)]), []);
+    assert!(!acp.tools.is_open("toolu_2"));
+    assert_eq!(lines(&mut acp, &[replied("end_turn")]), [Signal::Done(Ok(()))]);
 }
 
 #[test]
