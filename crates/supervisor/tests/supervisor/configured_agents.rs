@@ -132,6 +132,25 @@ fn program_missing_in_image_fails_for_good() {
 }
 
 #[test]
+fn missing_working_directory_is_no_missing_program() {
+    let sandbox = Sandbox::start();
+    let mut owner = sandbox.owner(1, 0);
+    sandbox.booted(&mut owner);
+    owner.prompt("say hello");
+    assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
+    let (folder, elsewhere) = (sandbox.at("workspace/shop"), sandbox.at("elsewhere"));
+    fs::rename(&folder, &elsewhere).unwrap();
+    kill(&fs::read_to_string(sandbox.at("home/pid")).unwrap());
+    owner.event(|body| matches!(body, EventBody::AgentExited { exit: Exit::Signal(9), .. }));
+    let failed = owner.event(|body| matches!(body, EventBody::AgentExited { .. }));
+    let EventBody::AgentExited { tail, restarts, .. } = failed else { unreachable!() };
+    assert!(restarts && tail.contains("working directory"), "{tail}");
+    fs::rename(&elsewhere, &folder).unwrap();
+    owner.prompt("say hello");
+    assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
+}
+
+#[test]
 fn missing_program_ends_the_turn_at_once() {
     let sandbox = Sandbox::start();
     let mut owner = sandbox.owner(1, 0);
