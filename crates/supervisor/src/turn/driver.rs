@@ -19,17 +19,17 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 
-use super::{DriverInput, Turns, past_messages};
+use super::{
+    DriverInput, Turns, past_messages,
+    progress::{Failing, INTERRUPT_TIMEOUT, Progress, TurnError},
+};
 use crate::{
-    agents::{AgentContext, AgentOutput, AgentProcess, SILENT_TURN, Signal},
+    agents::{AgentContext, AgentOutput, AgentProcess, Signal},
     capture::describe,
     git::Git,
     log,
     users::AGENT_USER,
 };
-
-// Time for an interrupted agent to save its conversation; usually it takes 50 ms.
-const INTERRUPT_TIMEOUT: Duration = Duration::from_secs(10);
 
 // Within 15 s in all, every process must be verifiably dead.
 const KILL_TIMEOUT: Duration = Duration::from_secs(3);
@@ -42,68 +42,12 @@ pub(super) struct ActiveTurn {
     started_at: Instant,
 }
 
-/// A turn that cannot succeed any more. Its agent is interrupted.
-struct Failing {
-    why: TurnReason,
-    error: String,
-    /// When the agent is killed.
-    deadline: Instant,
-}
-
-impl Failing {
-    fn begin(agent: &mut AgentProcess, why: TurnReason, error: String) -> Self {
-        agent.interrupt();
-        Self { why, error, deadline: Instant::now() + INTERRUPT_TIMEOUT }
-    }
-}
-
 // What the turn wants of its agent, if it differs from the agent that runs.
 fn other_launch(running: &AgentLaunch, request: &TurnRequest) -> Option<AgentLaunch> {
     let wanted = request.agent.as_deref()?;
     let wanted = AgentLaunch { resume: running.resume, ..wanted.clone() };
     (wanted != *running).then_some(wanted)
 }
-
-/// What a turn has come to so far.
-#[derive(Default)]
-struct Progress {
-    failing: Option<Failing>,
-    /// Whether the agent has said or done anything.
-    spoke: bool,
-}
-
-impl Progress {
-    // The result of the turn, if it is among the signals.
-    fn result_in(
-        &mut self,
-        signals: Vec<Signal>,
-        agent: &mut AgentProcess,
-    ) -> Option<Result<(), TurnError>> {
-        for signal in signals {
-            match signal {
-                Signal::Done(result) => return Some(self.result(result)),
-                Signal::Repeated => return Some(Ok(())),
-                Signal::Unrecoverable(reason) if self.failing.is_none() => {
-                    self.failing = Some(Failing::begin(agent, TurnReason::KeyRejected, reason));
-                }
-                _ => {}
-            }
-        }
-        None
-    }
-
-    fn result(&mut self, result: Result<(), String>) -> Result<(), TurnError> {
-        let result = match self.failing.take() {
-            Some(failing) => return Err((failing.why, failing.error)),
-            None if self.spoke => result,
-            None => result.and_then(|()| Err(SILENT_TURN.to_owned())),
-        };
-        result.map_err(|error| (TurnReason::AgentFailed, error))
-    }
-}
-
-/// Why a turn failed, for programs and for people.
-type TurnError = (TurnReason, String);
 
 enum TurnEnd {
     Done(Result<(), TurnError>),

@@ -3,6 +3,7 @@
 
 mod driver;
 mod past_messages;
+mod progress;
 
 use std::{
     cell::{Cell, RefCell},
