@@ -193,8 +193,6 @@ impl Driver {
         mut agent: AgentProcess,
         mut turn: ActiveTurn,
     ) -> Option<AgentProcess> {
-        // From here on it remembers at least this turn.
-        self.missed_turns = false;
         let forgot = self.turns.forgot.replace(false);
         if let Some(message) = past_messages::apply(&mut turn.request, forgot) {
             self.context.outbox.push(Some(&turn.request.turn), EventBody::Warning { message });
@@ -210,6 +208,8 @@ impl Driver {
         match end {
             TurnEnd::Done(result) => {
                 self.crashes = 0;
+                // The history was in front of this prompt.
+                self.missed_turns = false;
                 let outcome =
                     if result.is_ok() { TurnOutcome::Completed } else { TurnOutcome::Failed };
                 let (why, error) = result.err().unzip();

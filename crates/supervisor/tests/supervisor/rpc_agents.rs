@@ -164,3 +164,28 @@ fn another_agent_takes_over_with_the_history() {
     owner.text("I remember 1 earlier prompts.");
     assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
 }
+
+#[test]
+fn crashed_takeover_needs_the_history_again() {
+    let (sandbox, mut owner) = started(AgentName::Codex);
+    owner.prompt("hello");
+    assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
+    let boot = sandbox.boot(BootStart::Restore, &[]).agent.unwrap();
+    let send = |owner: &mut Client, agent, text, history| {
+        let launch = AgentLaunch { name: agent, ..boot.clone() };
+        let agent = Some(Box::new(launch));
+        let prompt = TurnRequest { number: 2, agent, history, ..turn_request(text) };
+        owner.request(|id| ToSupervisor::Prompt { id, prompt: Box::new(prompt) })
+    };
+    let past = || Some(vec![PastMessage { from: Speaker::User, text: "fix it".into() }]);
+    assert_eq!(send(&mut owner, AgentName::Opencode, "hello", past()), Ok(Reply::Done));
+    assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
+    // It resumes its own conversation, which lacks the turn of the other agent.
+    assert_eq!(send(&mut owner, AgentName::Codex, "crash now", past()), Ok(Reply::Done));
+    assert_eq!(owner.turn_ended(), TurnOutcome::Failed);
+    owner.event(|body| matches!(body, EventBody::AgentReady { .. }));
+    let refused = send(&mut owner, AgentName::Codex, "hello", None).unwrap_err();
+    assert_eq!(refused.code, FaultCode::NeedsHistory);
+    assert_eq!(send(&mut owner, AgentName::Codex, "hello", past()), Ok(Reply::Done));
+    assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
+}

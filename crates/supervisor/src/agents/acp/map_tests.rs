@@ -1,5 +1,7 @@
 //! Lines of OpenCode 1.18.33, without the fields that are not used.
 
+use std::collections::BTreeMap;
+
 use harvest_proto::{
     bridge::{Author, TurnRequest},
     event::{PlanStep, StepStatus},
@@ -7,7 +9,7 @@ use harvest_proto::{
 use proptest::prelude::*;
 
 use super::*;
-use crate::agents::Agent;
+use crate::agents::{Agent, acp::Configured};
 
 const SESSION: &str = "ses_e1b1";
 const INITIALIZED: &str = r#"{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":1,"agentCapabilities":{"loadSession":true,"sessionCapabilities":{"close":{},"fork":{},"list":{},"resume":{}}},"agentInfo":{"name":"OpenCode","version":"1.18.33"}}}"#;
@@ -36,22 +38,21 @@ fn prompted() -> Acp {
     let mut acp = Acp::default();
     acp.init_line();
     lines(&mut acp, &[INITIALIZED.into(), OPENED.into()]);
-    let author = Author { name: "A".into(), email: "a@localhost".into() };
-    let (prompt, turn) = ("prm_000000000001".parse().unwrap(), "trn_000000000001".parse().unwrap());
-    acp.prompt(
-        &TurnRequest {
-            prompt,
-            turn,
-            number: 1,
-            text: "go".into(),
-            images: Vec::new(),
-            author,
-            agent: None,
-            history: None,
-        },
-        &[],
-    );
+    acp.prompt(&request(), &[]);
     acp
+}
+
+fn request() -> TurnRequest {
+    TurnRequest {
+        prompt: "prm_000000000001".parse().unwrap(),
+        turn: "trn_000000000001".parse().unwrap(),
+        number: 1,
+        text: "go".into(),
+        images: Vec::new(),
+        author: Author { name: "A".into(), email: "a@localhost".into() },
+        agent: None,
+        history: None,
+    }
 }
 
 fn sent(signals: &[Signal]) -> Vec<Value> {
@@ -109,6 +110,20 @@ fn saved_conversation_is_resumed_where_offered() {
     assert_eq!(with(all), ("session/resume".into(), json!("ses_1")));
     assert_eq!(with(json!({"loadSession": true})), ("session/load".into(), json!("ses_1")));
     assert_eq!(with(json!({})).0, "session/new");
+}
+
+#[test]
+fn resumed_configured_agent_gets_its_rules_once() {
+    let configured = Configured { env: BTreeMap::new(), rules: None };
+    let mut acp =
+        Acp { saved: Some(SESSION.into()), configured: Some(configured), ..Acp::default() };
+    acp.init_line();
+    lines(&mut acp, &[INITIALIZED.into(), OPENED.into()]);
+    let mut blocks = || {
+        let line: Value = serde_json::from_str(&acp.prompt(&request(), &[])).unwrap();
+        line["params"]["prompt"].as_array().unwrap().len()
+    };
+    assert_eq!((blocks(), blocks()), (2, 1));
 }
 
 #[test]

@@ -61,7 +61,8 @@ pub(crate) struct Acp {
 #[derive(Debug)]
 struct Configured {
     env: BTreeMap<String, String>,
-    /// The rules of the platform, until they are in front of a conversation's first prompt.
+    /// The rules of the platform, until they are in front of the first prompt. An agent that is
+    /// restarted gets them again: it may have crashed before it kept them.
     rules: Option<String>,
 }
 
@@ -200,7 +201,7 @@ impl Acp {
         self.replaying = false;
         session.clone_into(&mut self.session);
         if let Some(configured) = &mut self.configured {
-            configured.rules = is_new.then(|| app::instructions(&self.cwd));
+            configured.rules = Some(app::instructions(&self.cwd));
         }
         let ready = EventBody::AgentReady {
             version: self.version.clone(),
