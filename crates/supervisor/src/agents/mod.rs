@@ -128,7 +128,9 @@ pub(crate) enum Signal {
 impl Signal {
     /// Whether the agent says or does something: the rest is about itself.
     pub(crate) fn is_output(&self) -> bool {
-        use EventBody::{Plan, TextDelta, ThoughtDelta, ToolEnded, ToolOutput, ToolStarted};
+        use EventBody::{
+            Compacted, Plan, TextDelta, ThoughtDelta, ToolEnded, ToolOutput, ToolStarted,
+        };
         let Self::Event(body) = self else { return false };
         matches!(
             body,
@@ -138,6 +140,7 @@ impl Signal {
                 | ToolOutput { .. }
                 | ToolEnded { .. }
                 | Plan { .. }
+                | Compacted {}
         )
     }
 }

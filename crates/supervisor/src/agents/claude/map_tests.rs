@@ -212,6 +212,17 @@ fn rejected_api_key_fails_without_a_retry() {
 }
 
 #[test]
+fn compaction_counts_as_output() {
+    let signals = interpret(
+        &mut Claude::default(),
+        &[
+            r#"{"type":"system","subtype":"compact_boundary","compact_metadata":{"trigger":"manual"}}"#,
+        ],
+    );
+    assert!(signals.len() == 1 && signals[0].is_output(), "{signals:?}");
+}
+
+#[test]
 fn unknown_lines_are_truncated() {
     let line = format!(r#"{{"type":"novelty","x":"{}"}}"#, "y".repeat(10_000));
     let signals = interpret(&mut Claude::default(), &[&line]);
