@@ -203,6 +203,14 @@ impl Claude {
         let name = truncate::text(name, truncate::MAX_NAME_BYTES);
         let pending =
             PendingQuestions { control: control.to_owned(), input, questions, answers: Map::new() };
+        self.ask(name, pending)
+    }
+
+    // Asks the first remaining question. Open questions are kept apart.
+    fn ask(&mut self, mut name: String, pending: PendingQuestions) -> Vec<Signal> {
+        while self.questions.contains_key(&name) {
+            name.push('+');
+        }
         let signals = ask(&name, &pending);
         self.questions.insert(name, pending);
         signals
@@ -223,9 +231,7 @@ impl Claude {
             signals.push(Signal::Send(allow(&pending.control, &Value::Object(pending.input))));
         } else {
             // Each question is a separate request outside.
-            let name = format!("{request}+");
-            signals.extend(ask(&name, &pending));
-            self.questions.insert(name, pending);
+            signals.extend(self.ask(format!("{request}+"), pending));
         }
         signals
     }

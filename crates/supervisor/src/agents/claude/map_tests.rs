@@ -192,6 +192,19 @@ fn questions_are_asked_one_by_one() {
 }
 
 #[test]
+fn questions_of_one_id_are_kept_apart() {
+    let mut claude = Claude::default();
+    let other = ASK.replace("a25e", "b36f");
+    let signals = interpret(&mut claude, &[ASK, &other]);
+    assert_eq!(signals.last(), Some(&Signal::Question { request: "toolu_d8+".into() }));
+    for (request, control) in [("toolu_d8", "a25e"), ("toolu_d8+", "b36f")] {
+        let signals = claude.on_answer(request, "blue");
+        let Some(Signal::Send(line)) = signals.last() else { panic!("{signals:?}") };
+        assert!(line.contains(control), "{line}");
+    }
+}
+
+#[test]
 fn other_tools_are_allowed_at_once() {
     let line = r#"{"type":"control_request","request_id":"r9","request":{"subtype":"can_use_tool","tool_name":"Bash","input":{"command":"ls"}}}"#;
     let signals = interpret(&mut Claude::default(), &[line]);
