@@ -19,6 +19,9 @@ use crate::{
 // More than any user configures; a hostile agent must not grow the supervisor.
 const MAX_SERVERS: usize = 64;
 
+// A command that outlives its turn for longer is rare.
+const MAX_ENDED_TURNS: usize = 64;
+
 // Notifications about things that have no event.
 const IGNORED: [&str; 16] = [
     "account/",
@@ -60,11 +63,14 @@ impl Codex {
                 Some(purpose) => self.responded(purpose, result),
                 None => Vec::new(),
             },
-            Some(Message::Notification { method, .. }) if method == "turn/completed" => {
-                let id = match &self.turn {
+            Some(Message::Notification { method, params })
+                if method == "turn/completed" && self.is_our_thread(&params) =>
+            {
+                let current = match &self.turn {
                     TurnState::Running(id) => id.as_str(),
                     TurnState::Idle | TurnState::Starting => "",
                 };
+                let id = params["turn"]["id"].as_str().unwrap_or(current);
                 self.turn_completed(&json!({"id": id, "error": {"message": TOO_LONG}}))
             }
             Some(Message::Notification { .. }) | None => Vec::new(),
@@ -135,15 +141,18 @@ impl Codex {
     fn is_current(&self, turn: &str) -> bool {
         match &self.turn {
             TurnState::Idle => false,
-            TurnState::Starting => self.last_turn.as_deref() != Some(turn),
+            TurnState::Starting => !self.ended_turns.iter().any(|ended| ended == turn),
             TurnState::Running(current) => current == turn,
         }
     }
 
+    // Sub-agents have threads of their own, and report through their tool call.
+    fn is_our_thread(&self, params: &Value) -> bool {
+        params["threadId"].as_str().is_none_or(|thread| thread == self.thread)
+    }
+
     fn notified(&mut self, method: &str, params: &Value, line: &[u8]) -> Vec<Signal> {
-        // Sub-agents have threads of their own, and report through their tool call.
-        let ours = params.get("threadId").is_none_or(|thread| *thread == self.thread.as_str());
-        if !ours {
+        if !self.is_our_thread(params) {
             return Vec::new();
         }
         // A command may outlive its turn, whose end has closed it.
@@ -208,7 +217,8 @@ impl Codex {
         if !self.is_current(id) {
             return Vec::new();
         }
-        (self.turn, self.last_turn) = (TurnState::Idle, Some(id.to_owned()));
+        self.turn = TurnState::Idle;
+        self.remember_end(id);
         let result = match text(turn, "status") {
             "completed" => Ok(()),
             "interrupted" => Err("the agent cancelled the turn".to_owned()),
@@ -217,6 +227,17 @@ impl Codex {
         let mut signals = self.tools.end_all(result.is_ok());
         signals.push(Signal::Done(result));
         signals
+    }
+
+    // Commands of these turns may still report. An unknown id is that of no turn.
+    fn remember_end(&mut self, turn: &str) {
+        if turn.is_empty() || turn.len() > truncate::MAX_NAME_BYTES {
+            return;
+        }
+        if self.ended_turns.len() == MAX_ENDED_TURNS {
+            self.ended_turns.pop_front();
+        }
+        self.ended_turns.push_back(turn.to_owned());
     }
 
     fn server_changed(&mut self, params: &Value) -> Vec<Signal> {

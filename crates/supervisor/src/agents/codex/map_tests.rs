@@ -242,6 +242,21 @@ fn outliving_command_belongs_to_no_later_turn() {
 }
 
 #[test]
+fn ended_turns_stay_ended() {
+    let mut codex = in_turn();
+    for number in 1..=3 {
+        let turn = json!({"id": format!("t{number}"), "status": "completed"});
+        let signals = lines(&mut codex, &[notification("turn/completed", json!({"turn": turn}))]);
+        assert_eq!(signals, [Signal::Done(Ok(()))]);
+        codex.prompt(&request(), &[]);
+    }
+    let late = notification("item/agentMessage/delta", json!({"turnId": "t1", "delta": "x"}));
+    assert_eq!(lines(&mut codex, &[late]), [Signal::EarlierTurn]);
+    lines(&mut codex, &[notification("turn/started", json!({"turn": {"id": "t2"}}))]);
+    assert_eq!(codex.turn, TurnState::Starting);
+}
+
+#[test]
 fn end_before_the_reply_ends_the_turn() {
     let started = notification("turn/started", json!({"turn": {"id": "t1"}}));
     for before in [&[started][..], &[]] {
@@ -320,6 +335,19 @@ fn other_threads_and_known_noise_are_dropped() {
     assert_eq!(lines(&mut in_turn(), &noise), []);
     let signals = lines(&mut in_turn(), &[notification("new/thing", json!({}))]);
     assert!(matches!(signals[..], [Signal::Event(EventBody::AgentRaw { .. })]), "{signals:?}");
+}
+
+#[test]
+fn dropped_end_of_another_turn_is_ignored() {
+    for params in
+        [r#""threadId":"01b2","turn":{"#, r#""threadId":"01a1","turn":{"id":"t0","items":["#]
+    {
+        let head = format!(r#"{{"method":"turn/completed","params":{{{params}"#);
+        assert_eq!(in_turn().line_dropped(head.as_bytes()), [], "{params}");
+    }
+    let ours =
+        br#"{"method":"turn/completed","params":{"threadId":"01a1","turn":{"id":"t1","items":["#;
+    assert_eq!(in_turn().line_dropped(ours), [Signal::Done(Err(TOO_LONG.into()))]);
 }
 
 #[test]

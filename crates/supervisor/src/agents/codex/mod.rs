@@ -10,6 +10,8 @@ mod map;
 mod models;
 mod questions;
 
+use std::collections::VecDeque;
+
 use harvest_proto::{
     EventBody, UpstreamName,
     bridge::{AgentLaunch, TurnRequest},
@@ -68,8 +70,8 @@ pub(crate) struct Codex {
     saved: Option<String>,
     thread: String,
     turn: TurnState,
-    /// The last turn that ended.
-    last_turn: Option<String>,
+    /// The last turns that ended, oldest first.
+    ended_turns: VecDeque<String>,
     /// Whether the turn is to be interrupted as soon as it has an id.
     cancelled: bool,
     version: Option<String>,
