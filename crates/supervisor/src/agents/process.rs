@@ -97,7 +97,8 @@ impl fmt::Display for AgentStartError {
 fn missing_program(agent: &AgentName, why: &str) -> String {
     format!(
         "{why}; it is the `command` of `[agents.{agent}]`: install it with a recipe of your own \
-         (`harvest image build FILE.toml`), set `image` to that image, and create the session again"
+         (`harvest image build FILE.toml`), set `image` to that image, and create the session \
+         again; or continue this one with another agent: `harvest send SESSION -a claude \"…\"`"
     )
 }
 

@@ -162,5 +162,6 @@ fn missing_program_ends_the_turn_at_once() {
     let exited = owner.event(|body| matches!(body, EventBody::AgentExited { .. }));
     let EventBody::AgentExited { tail, restarts, .. } = exited else { unreachable!() };
     assert!(!restarts && tail.contains("`[agents.own]`"), "{tail}");
+    assert!(tail.contains("`harvest send SESSION -a claude"), "{tail}");
     assert_eq!(owner.turn_ended(), TurnOutcome::Failed);
 }
