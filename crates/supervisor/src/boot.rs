@@ -186,6 +186,7 @@ impl BootRunner {
             outbox: Rc::clone(&self.outbox),
             launch: agent.clone(),
             cwd: primary(&self.sandbox, boot),
+            last_warning: Rc::default(),
         };
         let started = self.turns.start(context).await.map(|()| true);
         started.map_err(|error| PhaseError::of_agent(error.permanent).with_tail(error.to_string()))

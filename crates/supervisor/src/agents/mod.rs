@@ -11,6 +11,7 @@ mod codex;
 mod conversation;
 mod dropped_line;
 mod images;
+mod last_warning;
 mod lines;
 mod plan;
 mod process;

@@ -21,6 +21,7 @@ use tokio::{
 
 use super::{
     Agent, AgentStart, Image, Invocation, Signal, conversation, images,
+    last_warning::LastWarning,
     lines::{AgentLine, LineReader},
     owned,
     stdin::Stdin,
@@ -49,6 +50,7 @@ pub(crate) struct AgentContext {
     pub(crate) outbox: Rc<Outbox>,
     pub(crate) launch: AgentLaunch,
     pub(crate) cwd: String,
+    pub(crate) last_warning: Rc<LastWarning>,
 }
 
 /// Why an agent did not start.
@@ -190,7 +192,7 @@ impl AgentProcess {
         let AgentContext { sandbox, cwd, .. } = context;
         let user = sandbox.user(Some(AGENT_USER))?;
         let (agent, invocation) = prepare(context, &user, resume);
-        if let Some(message) = invocation.warning {
+        if let Some(message) = context.last_warning.if_new(invocation.warning) {
             context.outbox.push(None, EventBody::Warning { message });
         }
         let mut spec = sandbox.process_spec(invocation.argv, &user, cwd);
