@@ -2,12 +2,13 @@
 
 use harvest_proto::event::Usage;
 use serde::Deserialize;
+use serde_json::value::RawValue;
 
 use super::Tally;
 
 /// Reads an event of a stream. Every event has the counts so far.
 pub(super) fn event(data: &[u8], tally: &mut Tally) {
-    let Ok(response) = serde_json::from_slice::<Response>(data) else { return };
+    let Ok(response) = serde_json::from_slice::<Response<'_>>(data) else { return };
     tally.content_bytes += response.candidates.iter().map(Candidate::bytes).sum::<u64>();
     if let Some(counts) = response.usage_metadata {
         tally.usage = counts.into();
@@ -16,43 +17,54 @@ pub(super) fn event(data: &[u8], tally: &mut Tally) {
 }
 
 pub(super) fn json(body: &[u8]) -> Option<Usage> {
-    serde_json::from_slice::<Response>(body).ok()?.usage_metadata.map(Usage::from)
+    serde_json::from_slice::<Response<'_>>(body).ok()?.usage_metadata.map(Usage::from)
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Response {
-    #[serde(default)]
-    candidates: Vec<Candidate>,
+struct Response<'a> {
+    #[serde(borrow, default)]
+    candidates: Vec<Candidate<'a>>,
     usage_metadata: Option<Counts>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Candidate {
-    content: Option<Content>,
+struct Candidate<'a> {
+    #[serde(borrow)]
+    content: Option<Content<'a>>,
     finish_reason: Option<String>,
 }
 
 #[derive(Deserialize)]
-struct Content {
-    #[serde(default)]
-    parts: Vec<Part>,
+struct Content<'a> {
+    #[serde(borrow, default)]
+    parts: Vec<Part<'a>>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Part {
+struct Part<'a> {
     text: Option<String>,
-    function_call: Option<serde_json::Value>,
+    #[serde(borrow)]
+    function_call: Option<FunctionCall<'a>>,
 }
 
-impl Candidate {
+/// The sandbox has a say in the arguments: a `Value` of them could overflow the stack
+/// (`harvest_proto::json`).
+#[derive(Deserialize)]
+struct FunctionCall<'a> {
+    #[serde(borrow)]
+    args: Option<&'a RawValue>,
+}
+
+impl Candidate<'_> {
     fn bytes(&self) -> u64 {
         let parts = self.content.iter().flat_map(|content| &content.parts);
-        let bytes = |part: &Part| {
-            let call = part.function_call.as_ref().map_or(0, |call| call["args"].to_string().len());
-            (part.text.as_ref().map_or(0, String::len) + call) as u64
+        let bytes = |part: &Part<'_>| {
+            let args = part.function_call.as_ref().and_then(|call| call.args);
+            let args = args.map_or(0, |args| args.get().len());
+            (part.text.as_ref().map_or(0, String::len) + args) as u64
         };
         parts.map(bytes).sum()
     }
@@ -82,5 +94,21 @@ impl From<Counts> for Usage {
             cache_read_tokens: read,
             cache_write_tokens: 0,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gemini_arguments_are_counted_unparsed() {
+        // A `Value` would parse the string as JSON, and fail.
+        let args = r#"{"$serde_json::private::RawValue":"["}"#;
+        let part = format!(r#"{{"functionCall":{{"args":{args}}}}}"#);
+        let event_data = format!(r#"{{"candidates":[{{"content":{{"parts":[{part}]}}}}]}}"#);
+        let mut tally = Tally::default();
+        event(event_data.as_bytes(), &mut tally);
+        assert_eq!(tally.content_bytes, args.len() as u64);
     }
 }
