@@ -9,13 +9,15 @@ use harvest_proto::event::Usage;
 
 use super::route::Endpoint;
 
-// A longer line contains content, never token counts; it is skipped.
+// A longer line of Messages or Chat Completions contains content, never token counts; it is
+// skipped.
 const MAX_LINE_BYTES: usize = 256 * 1024;
 // A JSON response is buffered until its end; a longer one is estimated. The API's output limit is
 // far below.
 const MAX_JSON_BYTES: usize = 8 * 1024 * 1024;
-// The last event of the Responses API repeats the whole response, and has the token counts.
-const MAX_RESPONSES_LINE_BYTES: usize = MAX_JSON_BYTES;
+// The last event of the Responses API repeats the whole response, and has the token counts. Every
+// event of Gemini has them, beside content such as an image.
+const MAX_COUNTED_LINE_BYTES: usize = MAX_JSON_BYTES;
 // Rough estimate for English text, for responses without a count: connections that broke before it
 // arrived, and bodies that cannot be read.
 const BYTES_PER_TOKEN: u64 = 4;
@@ -138,7 +140,7 @@ impl Meter {
 impl Events {
     fn observe(&mut self, endpoint: Endpoint, bytes: &[u8]) {
         let max = match endpoint {
-            Endpoint::Responses => MAX_RESPONSES_LINE_BYTES,
+            Endpoint::Responses | Endpoint::Gemini => MAX_COUNTED_LINE_BYTES,
             _ => MAX_LINE_BYTES,
         };
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
@@ -268,6 +270,13 @@ mod tests {
         let output = format!("\"output\":[\"{}\"]", "x".repeat(MAX_LINE_BYTES));
         let long = RESPONSES.replace("\"output\":[]", &output);
         assert_eq!(meter_of(Endpoint::Responses, &long).usage().output_tokens, 42);
+    }
+
+    #[test]
+    fn long_event_of_gemini_is_counted() {
+        let long =
+            GEMINI.replace("\"args\":{}", &format!("\"args\":\"{}\"", "x".repeat(MAX_LINE_BYTES)));
+        assert_eq!(meter_of(Endpoint::Gemini, &long).usage().output_tokens, 42);
     }
 
     #[test]
