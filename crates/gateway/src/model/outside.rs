@@ -1,6 +1,7 @@
 //! What a model request asks the model service to reach by itself: URL sources, MCP servers and
 //! server-side tools. The service would be a way out past the network policy, so each is judged by
-//! it. Pure.
+//! it. Pure. The table is for Anthropic Messages; `openai` and `gemini` have those of the other
+//! three protocols.
 //!
 //! | in the request | `none` | `trusted` |
 //! |---|---|---|
@@ -10,10 +11,12 @@
 //! | tools that run in the sandbox | allowed | allowed |
 
 mod gemini;
+mod node;
 mod openai;
 
 use std::fmt;
 
+use harvest_proto::json;
 use reqwest::Url;
 use serde::{
     Deserialize, Deserializer,
@@ -27,6 +30,10 @@ use super::route::Endpoint;
 use harvest_proto::NetworkPolicy;
 
 use crate::{ledger::ResolvedPolicy, policy};
+
+// A value takes up to a hundred times the memory of its JSON. A long conversation has some ten
+// thousand.
+const MAX_NODES: usize = 500_000;
 
 /// Types of tools that the agent runs itself, or that reach nothing; followed by a version.
 const HARMLESS_TOOLS: [&str; 6] =
@@ -43,12 +50,16 @@ pub(super) enum OutsideError {
     NotAllowed(String),
 }
 
-/// Checks a request.
+/// Checks a request, before anything else parses it.
 pub(super) fn check(
     endpoint: Endpoint,
     body: &[u8],
     policy: &ResolvedPolicy,
 ) -> Result<(), OutsideError> {
+    if json::count_nodes(body) > MAX_NODES {
+        let message = format!("the request has more than {MAX_NODES} values");
+        return Err(OutsideError::Malformed(message));
+    }
     match endpoint {
         Endpoint::Messages | Endpoint::CountTokens => check_messages(body, policy),
         Endpoint::Responses | Endpoint::Chat => openai::check(body, policy),
@@ -248,6 +259,19 @@ mod tests {
             {"role": "user", "content": "hi"},
             {"role": "user", "content": [{"type": "text", "text": "a"}, block]},
         ]})
+    }
+
+    #[test]
+    fn request_of_too_many_values_is_malformed() {
+        use Endpoint::{Chat, CountTokens, Gemini, GeminiCount, Messages, Responses};
+        for endpoint in [Messages, CountTokens, Responses, Chat, Gemini, GeminiCount] {
+            // Each object counts as three, and what is around them as four.
+            for (count, allowed) in [(MAX_NODES / 3 - 1, true), (MAX_NODES / 3, false)] {
+                let body = format!(r#"{{"x":[{}0]}}"#, r#"{"":0},"#.repeat(count));
+                let checked = check(endpoint, body.as_bytes(), &trusted());
+                assert_eq!(checked.is_ok(), allowed, "{endpoint:?}: {count}, {checked:?}");
+            }
+        }
     }
 
     #[test]
