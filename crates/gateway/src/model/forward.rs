@@ -14,7 +14,7 @@ use super::{
     CLIENT_GONE, Call, CallResult, Endpoint, Reply, Upstream,
     chat_usage::{self, UsageFilter},
     error, respond,
-    upstreams::{Credential, MissingKey, X_API_KEY, X_GOOG_API_KEY},
+    upstreams::{Credential, MissingKey, X_API_KEY},
     usage::Meter,
 };
 use crate::{
@@ -27,10 +27,10 @@ const MAX_ERROR_BYTES: usize = 1024 * 1024;
 
 // Headers the sandbox must not set, and headers of the connection to the upstream. Compressed
 // responses could not be counted, so none is requested.
-const NOT_FORWARDED: [HeaderName; 12] = [
+const NOT_FORWARDED: [HeaderName; 11] = [
     X_API_KEY,
-    X_GOOG_API_KEY,
-    HeaderName::from_static("x-goog-user-project"),
+    // The method is the one that was judged.
+    HeaderName::from_static("x-http-method-override"),
     HeaderName::from_static("openai-organization"),
     HeaderName::from_static("openai-project"),
     header::AUTHORIZATION,
@@ -41,6 +41,11 @@ const NOT_FORWARDED: [HeaderName; 12] = [
     header::EXPECT,
     header::FORWARDED,
 ];
+
+// Google's headers choose keys, projects and the fields of a response: `x-goog-fieldmask` would
+// hide the token counts. One of them only names the SDK.
+const GOOGLE_PREFIX: &str = "x-goog-";
+const GOOGLE_SDK: &str = "x-goog-api-client";
 
 pub(super) async fn answer(call: &Call, mut reply: Reply) -> CallResult {
     let name = &call.route.upstream;
@@ -102,7 +107,7 @@ fn request(call: &Call, key: &Credential, body: Bytes) -> Result<reqwest::Reques
     let url = target_url(&call.upstream, &call.route.target)
         .ok_or_else(|| format!("the configured URL of the model service `{name}` is invalid"))?;
     let mut request = reqwest::Request::new(call.method.clone(), url);
-    let mut headers = http::forwarded_headers(&call.headers, &NOT_FORWARDED);
+    let mut headers = request_headers(&call.headers);
     key.add_to(&mut headers).map_err(|_| {
         format!(
             "the key of the model service `{name}` contains characters that are invalid in a key; \
@@ -115,6 +120,15 @@ fn request(call: &Call, key: &Credential, body: Bytes) -> Result<reqwest::Reques
         *request.body_mut() = Some(body.into());
     }
     Ok(request)
+}
+
+/// The headers of a sandbox that an upstream receives.
+fn request_headers(from: &HeaderMap) -> HeaderMap {
+    let is_dropped =
+        |name: &&HeaderName| name.as_str().starts_with(GOOGLE_PREFIX) && *name != GOOGLE_SDK;
+    let google = from.keys().filter(is_dropped).cloned();
+    let without: Vec<_> = NOT_FORWARDED.into_iter().chain(google).collect();
+    http::forwarded_headers(from, &without)
 }
 
 // The path must be the one that was judged, however the URL was parsed.
@@ -202,6 +216,23 @@ mod tests {
     use harvest_proto::UpstreamKind;
 
     use super::*;
+
+    #[test]
+    fn headers_that_steer_google_are_dropped() {
+        let kept = ["x-goog-api-client", "anthropic-beta", "user-agent"];
+        let dropped = [
+            "x-goog-api-key",
+            "x-goog-fieldmask",
+            "x-goog-user-project",
+            "x-goog-request-params",
+            "x-http-method-override",
+        ];
+        let all = kept.iter().chain(&dropped).map(|name| HeaderName::from_static(name));
+        let all: HeaderMap = all.map(|name| (name, HeaderValue::from_static("v"))).collect();
+        let forwarded = request_headers(&all);
+        assert!(kept.iter().all(|name| forwarded.contains_key(*name)), "{forwarded:?}");
+        assert_eq!(forwarded.len(), kept.len(), "{forwarded:?}");
+    }
 
     #[test]
     fn parsed_url_must_keep_the_path() {

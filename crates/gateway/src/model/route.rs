@@ -8,8 +8,7 @@ use hyper::Method;
 pub(super) struct Route {
     pub(super) upstream: UpstreamName,
     pub(super) endpoint: Endpoint,
-    /// Path and query after the version, as sent by the agent; of Gemini's query only what is no
-    /// credential.
+    /// Path and query after the version, as sent by the agent; Gemini's query is the gateway's own.
     pub(super) target: String,
 }
 
@@ -73,8 +72,8 @@ impl Route {
     }
 }
 
-/// The endpoint of a path after `/v1beta/`, and the target. The API takes a key in the query; the
-/// gateway adds the real one as a header.
+/// The endpoint of a path after `/v1beta/`, and the target. The agent's query could contain a key,
+/// and ask for a form or for fields of the response from which tokens cannot be counted.
 fn gemini(method: &Method, path: &str, query: Option<&str>) -> Option<(Endpoint, String)> {
     let target = format!("/{path}");
     let (model, action) = match path.rsplit_once(':') {
@@ -89,13 +88,20 @@ fn gemini(method: &Method, path: &str, query: Option<&str>) -> Option<(Endpoint,
         (&Method::POST, "countTokens") => Endpoint::GeminiCount,
         _ => return None,
     };
-    let kept = |pair: &&str| {
-        let name = pair.split('=').next().unwrap_or_default();
-        ["alt", "pageSize", "pageToken"].contains(&name)
+    let query = match (endpoint, action) {
+        (Endpoint::GeminiModels, _) => pages(query),
+        (_, STREAM) => "alt=sse".to_owned(),
+        _ => String::new(),
     };
-    let query: Vec<&str> = query.into_iter().flat_map(|all| all.split('&')).filter(kept).collect();
-    let query = if query.is_empty() { String::new() } else { format!("?{}", query.join("&")) };
+    let query = if query.is_empty() { query } else { format!("?{query}") };
     Some((endpoint, target + &query))
+}
+
+/// Of a query, which page of a list it asks for.
+fn pages(query: Option<&str>) -> String {
+    let is_page = |pair: &&str| pair.starts_with("pageSize=") || pair.starts_with("pageToken=");
+    let pages = query.into_iter().flat_map(|all| all.split('&')).filter(is_page);
+    pages.collect::<Vec<_>>().join("&")
 }
 
 // An id that URL parsers read as it is: dot segments, also encoded ones, would lead to other paths
@@ -194,6 +200,18 @@ mod tests {
             "/v1beta/",
         ] {
             assert_eq!(parse(&Method::POST, path, None), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn gemini_query_cannot_hide_token_counts() {
+        for query in [None, Some("alt=proto"), Some("alt=sse&alt=json&fields=candidates")] {
+            for (method, expected) in [(STREAM, "?alt=sse"), ("generateContent", "")] {
+                let path = format!("/v1beta/models/m:{method}");
+                let route =
+                    Route::parse(&Method::POST, &path, query, &UpstreamName::openai()).unwrap();
+                assert_eq!(route.target, format!("/models/m:{method}{expected}"), "{query:?}");
+            }
         }
     }
 
