@@ -82,7 +82,8 @@ fn gemini(method: &Method, path: &str, query: Option<&str>) -> Option<(Endpoint,
     };
     let endpoint = match (method, action) {
         (&Method::GET, "") if path == "models" => Endpoint::GeminiModels,
-        _ if !is_one_model(&model) => return None,
+        // A further segment would be another resource of the service, such as `operations`.
+        _ if !is_one_model(&model) || model.matches('/').count() > 2 => return None,
         (&Method::GET, "") => Endpoint::GeminiModels,
         (&Method::POST, "generateContent" | STREAM) => Endpoint::Gemini,
         (&Method::POST, "countTokens") => Endpoint::GeminiCount,
@@ -200,6 +201,19 @@ mod tests {
             "/v1beta/",
         ] {
             assert_eq!(parse(&Method::POST, path, None), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn only_models_of_gemini_are_reached() {
+        let default = UpstreamName::openai();
+        for rest in ["/operations", "/operations/1", "/operations/1:generateContent", ""] {
+            for method in [Method::GET, Method::POST] {
+                let path = format!("/v1beta/models/m{rest}");
+                let route = Route::parse(&method, &path, None, &default);
+                let model = method == Method::GET && rest.is_empty();
+                assert_eq!(route.is_some(), model, "{method} {path}");
+            }
         }
     }
 
