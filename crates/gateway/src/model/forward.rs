@@ -117,6 +117,9 @@ fn request(call: &Call, key: &Credential, body: Bytes) -> Result<reqwest::Reques
     headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     *request.headers_mut() = headers;
     if !call.route.endpoint.is_catalog() {
+        // The form in which the request was judged.
+        let json = HeaderValue::from_static("application/json");
+        request.headers_mut().insert(header::CONTENT_TYPE, json);
         *request.body_mut() = Some(body.into());
     }
     Ok(request)

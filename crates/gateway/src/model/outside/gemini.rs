@@ -1,13 +1,16 @@
-//! What a request of the Gemini API asks the service to reach by itself. The API accepts the names
-//! of fields in two spellings; a field that is given twice is refused.
+//! The same for requests of the Gemini API. The API accepts the names of fields in two spellings,
+//! and an object where it expects a list; each spelling is judged.
+//!
+//! | in the request | `none` | `trusted` |
+//! |---|---|---|
+//! | `fileUri` | refused | the host must be allowed |
+//! | `urlContext`, unknown tools | refused | refused: they reach hosts of the session's choice |
+//! | `googleSearch` and other tools of the service, `cachedContent` | refused | allowed |
+//! | functions that run in the sandbox | allowed | allowed |
 
-use std::collections::BTreeMap;
-
-use serde::{Deserialize, de::IgnoredAny};
-
-use super::{OutsideError, check_url};
 use harvest_proto::NetworkPolicy;
 
+use super::{OutsideError, check_url, node::Node};
 use crate::ledger::ResolvedPolicy;
 
 /// Tools that reach no host of the session's choice. `urlContext` fetches any URL.
@@ -23,89 +26,64 @@ const SEARCHES: [&str; 6] = [
 /// Functions that the agent runs itself.
 const FUNCTIONS: &str = "functiondeclarations";
 
+/// Checks a request.
 pub(super) fn check(body: &[u8], policy: &ResolvedPolicy) -> Result<(), OutsideError> {
-    let request: Request = serde_json::from_slice(body)
-        .map_err(|error| OutsideError::Malformed(format!("the request is malformed: {error}")))?;
-    check_request(&request, policy)
+    check_request(&Node::fields(body)?, policy)
 }
 
-fn check_request(request: &Request, policy: &ResolvedPolicy) -> Result<(), OutsideError> {
-    let contents = request.contents.iter().flatten().chain(&request.system_instruction);
-    check_parts(contents.flat_map(|content| content.parts.iter().flatten()), policy)?;
-    let mut tools = request.tools.iter().flatten().flat_map(BTreeMap::keys);
-    if let Some(tool) = tools.find(|tool| !allows_tool(tool, policy)) {
-        return Err(OutsideError::NotAllowed(tool.clone()));
-    }
-    request.generate_content_request.iter().try_for_each(|inner| check_request(inner, policy))
-}
-
-fn check_parts<'a>(
-    parts: impl Iterator<Item = &'a Part>,
-    policy: &ResolvedPolicy,
-) -> Result<(), OutsideError> {
-    for part in parts {
-        if let Some(FileData { file_uri: Some(uri) }) = &part.file_data {
-            check_url(uri, policy)?;
+fn check_request(fields: &[(String, Node)], policy: &ResolvedPolicy) -> Result<(), OutsideError> {
+    fields.iter().try_for_each(|(name, value)| match (plain(name).as_str(), value) {
+        (_, Node::Null) => Ok(()),
+        ("tools", Node::List(tools)) => tools.iter().try_for_each(|tool| check_tools(tool, policy)),
+        ("tools", tool) => check_tools(tool, policy),
+        // Content stored at the service may come with tools of its own.
+        ("cachedcontent", _) if policy.base == NetworkPolicy::None => {
+            Err(OutsideError::NotAllowed("cached content".to_owned()))
         }
-        let nested = part.function_response.iter().flat_map(|inner| inner.parts.iter().flatten());
-        for FunctionPart { file_data } in nested {
-            if let Some(FileData { file_uri: Some(uri) }) = file_data {
-                check_url(uri, policy)?;
-            }
+        // In requests that count tokens.
+        ("generatecontentrequest", Node::Object(inner)) => check_request(inner, policy),
+        ("generatecontentrequest", _) => {
+            Err(OutsideError::Malformed(format!("`{name}` is not an object")))
         }
+        (_, value) => check_files(value, policy),
+    })
+}
+
+/// Checks the tools of an object: each field is one.
+fn check_tools(tools: &Node, policy: &ResolvedPolicy) -> Result<(), OutsideError> {
+    let Node::Object(tools) = tools else {
+        return Err(OutsideError::Malformed("a tool is not an object".to_owned()));
+    };
+    match tools.iter().find(|(name, _)| !allows_tool(name, policy)) {
+        Some((name, _)) => Err(OutsideError::NotAllowed(format!("tool `{name}`"))),
+        None => Ok(()),
     }
-    Ok(())
 }
 
-fn allows_tool(tool: &str, policy: &ResolvedPolicy) -> bool {
-    let tool = tool.replace('_', "").to_ascii_lowercase();
-    let searches = policy.base != NetworkPolicy::None && SEARCHES.contains(&&*tool);
-    tool == FUNCTIONS || searches
+/// Checks every file that the service would fetch, at any depth. Arguments and results of
+/// functions are the agent's data.
+fn check_files(node: &Node, policy: &ResolvedPolicy) -> Result<(), OutsideError> {
+    let fields = match node {
+        Node::List(items) => return items.iter().try_for_each(|item| check_files(item, policy)),
+        Node::Object(fields) => fields,
+        Node::Null | Node::Bool(_) | Node::Number | Node::Text(_) => return Ok(()),
+    };
+    fields.iter().try_for_each(|(name, value)| match (plain(name).as_str(), value) {
+        ("fileuri", Node::Text(url)) => check_url(url, policy),
+        ("args" | "response", _) => Ok(()),
+        (_, value) => check_files(value, policy),
+    })
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Request {
-    contents: Option<Vec<Content>>,
-    #[serde(alias = "system_instruction")]
-    system_instruction: Option<Content>,
-    tools: Option<Vec<BTreeMap<String, IgnoredAny>>>,
-    /// In requests that count tokens.
-    #[serde(alias = "generate_content_request")]
-    generate_content_request: Option<Box<Request>>,
+fn allows_tool(name: &str, policy: &ResolvedPolicy) -> bool {
+    let name = plain(name);
+    let searches = policy.base != NetworkPolicy::None && SEARCHES.contains(&&*name);
+    name == FUNCTIONS || searches
 }
 
-#[derive(Deserialize)]
-struct Content {
-    parts: Option<Vec<Part>>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Part {
-    #[serde(alias = "file_data")]
-    file_data: Option<FileData>,
-    #[serde(alias = "function_response")]
-    function_response: Option<FunctionResponse>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct FileData {
-    #[serde(alias = "file_uri")]
-    file_uri: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct FunctionResponse {
-    parts: Option<Vec<FunctionPart>>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct FunctionPart {
-    #[serde(alias = "file_data")]
-    file_data: Option<FileData>,
+/// A name as it is in all spellings.
+fn plain(name: &str) -> String {
+    name.replace('_', "").to_ascii_lowercase()
 }
 
 #[cfg(test)]
@@ -169,7 +147,39 @@ mod tests {
         }
         let twice = r#"{"tools":[],"tools":[{"urlContext":{}}]}"#;
         assert!(check(twice.as_bytes(), &trusted()).is_err());
-        let spelt = r#"{"contents":[{"parts":[{"fileData":{},"file_data":{}}]}]}"#;
-        assert!(check(spelt.as_bytes(), &trusted()).is_err());
+    }
+
+    #[test]
+    fn each_form_of_gemini_request_is_judged() {
+        let file = json!({"fileUri": "https://evil.example/a.png"});
+        for (request, evil) in [
+            (json!({"contents": {"parts": {"fileData": file}}}), true),
+            (json!({"contents": [{"parts": [{"fileData": {}, "file_data": file}]}]}), true),
+            (json!({"contents": [[[{"parts": [{"fileData": [file]}]}]]]}), true),
+            (json!({"contents": [], "tools": {"urlContext": {}}}), true),
+            (json!({"contents": [], "tools": [[{"urlContext": {}}]]}), true),
+            (json!({"generate_content_request": [{"tools": [{"urlContext": {}}]}]}), true),
+            (json!([[{"parts": [{"fileData": file}]}]]), true),
+            (json!({"contents": {"parts": {"text": "a"}}, "tools": null}), false),
+            (json!({"contents": {"parts": {"functionCall": {"name": "f", "args": file}}}}), false),
+            (json!({"contents": [{"parts": [{"functionResponse": {"response": file}}]}]}), false),
+            (json!({"contents": [], "tools": {"functionDeclarations": [file]}}), false),
+        ] {
+            assert_eq!(refused(&request, &trusted()).is_some(), evil, "{request}");
+        }
+    }
+
+    #[test]
+    fn cached_content_of_gemini_needs_a_network() {
+        for name in ["cachedContent", "cached_content"] {
+            let request = json!({"contents": [], name: "cachedContents/a"});
+            for request in [request.clone(), json!({ "generateContentRequest": request })] {
+                assert!(
+                    refused(&request, &ResolvedPolicy::of(NetworkPolicy::None, &[])).is_some(),
+                    "{request}"
+                );
+                assert_eq!(refused(&request, &trusted()), None, "{request}");
+            }
+        }
     }
 }

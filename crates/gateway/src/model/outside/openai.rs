@@ -8,9 +8,9 @@
 //! | `data:` URLs, tools that run in the sandbox | allowed | allowed |
 //! | `background` | refused | refused: its tokens could not be counted |
 
-use super::{OutsideError, check_url, node::Node};
 use harvest_proto::NetworkPolicy;
 
+use super::{OutsideError, check_url, node::Node};
 use crate::ledger::ResolvedPolicy;
 
 /// Types of tools that the agent runs itself, or that reach nothing.

@@ -38,3 +38,13 @@ async fn model_service_reaches_nothing_for_network_none() {
     assert_eq!(seen.lock().unwrap().len(), 0, "nothing was sent to the service");
     assert_eq!(agent.json(&model("json")).await.0, 200);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn request_is_sent_in_its_judged_form() {
+    let (agent, seen) = anthropic().await;
+    let request = agent.client.post(format!("{}{MESSAGES}", agent.base));
+    let request = request.header("content-type", "application/x-protobuf");
+    assert_eq!(request.body(model("json").to_string()).send().await.unwrap().status(), 200);
+    let (_, headers, _) = seen.lock().unwrap().remove(0);
+    assert_eq!(headers["content-type"], "application/json");
+}
