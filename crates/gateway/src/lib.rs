@@ -100,10 +100,12 @@ impl Gateway {
         self.shared.config.upstreams.get(name).map(|upstream| upstream.kind)
     }
 
-    /// The model services and the models that each lists now.
-    pub async fn models(&self) -> Vec<ServiceModels> {
+    /// The model services, or one of them, and the models that each lists now.
+    pub async fn models(&self, only: Option<&UpstreamName>) -> Vec<ServiceModels> {
+        let asked = self.shared.config.upstreams.iter();
+        let asked = asked.filter(|(name, _)| only.is_none_or(|only| only == *name));
         let list = |(name, upstream)| model::list_models(&self.shared, name, upstream);
-        futures_util::future::join_all(self.shared.config.upstreams.iter().map(list)).await
+        futures_util::future::join_all(asked.map(list)).await
     }
 
     /// Opens a sandbox's door: serves its connections until the handle is dropped. Its events go

@@ -40,8 +40,8 @@ pub trait Doors: Send + Sync {
         ModelService::built_in()
     }
 
-    /// The model services and the models that each lists now.
-    async fn models(&self) -> Vec<ServiceModels> {
+    /// The model services, or one of them, and the models that each lists now.
+    async fn models(&self, _only: Option<&UpstreamName>) -> Vec<ServiceModels> {
         Vec::new()
     }
 
@@ -82,8 +82,8 @@ impl Doors for Gateway {
         Self::model_services(self).await
     }
 
-    async fn models(&self) -> Vec<ServiceModels> {
-        Self::models(self).await
+    async fn models(&self, only: Option<&UpstreamName>) -> Vec<ServiceModels> {
+        Self::models(self, only).await
     }
 
     async fn mcp_services(&self) -> Vec<McpService> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use harvest_proto::{
-    AgentName, Hint as _, ModelRef,
+    AgentName, Hint as _, ModelRef, UpstreamName,
     api::{CreateSession, ModelService, ServiceModels, UnusableModel},
     suggest::edit_distance,
 };
@@ -18,8 +18,12 @@ use crate::{
     printer::Advice, prompt_input::PromptSource, resolve,
 };
 
-// The session is created meanwhile, which takes a second.
-const LIST_TIMEOUT: Duration = Duration::from_secs(3);
+// The session is created meanwhile.
+const LIST_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Names that Claude Code resolves itself, also with `CLAUDE_LONG_CONTEXT` after them.
+const CLAUDE_ALIASES: [&str; 6] = ["default", "best", "opus", "sonnet", "haiku", "opusplan"];
+const CLAUDE_LONG_CONTEXT: &str = "[1m]";
 
 /// Models that a warning names, the most similar first.
 const MAX_NAMED: usize = 5;
@@ -28,7 +32,7 @@ pub(crate) async fn run(ctx: &Invocation, args: RunArgs) -> Result<u8> {
     let prompt = PromptSource::one(args.prompt)?;
     let client = Client::find(&ctx.config)?;
     let agent = args.agent.clone().unwrap_or_default();
-    check_model_key(&client, &agent, args.model.as_ref()).await?;
+    let service = check_model_key(&client, &agent, args.model.as_ref()).await?;
     let prompt = prompt.read()?;
     let attachments = attachments::read(&args.attach)?;
     let env = variables(&args.env)?;
@@ -58,11 +62,12 @@ pub(crate) async fn run(ctx: &Invocation, args: RunArgs) -> Result<u8> {
         key: args.key,
         ..CreateSession::default()
     };
-    let (session, warning) = tokio::join!(
-        client.create(&request),
-        model_warning(&client, &agent, request.model.as_ref())
-    );
-    let session = session.context("cannot create a session")?;
+    let (session, warning) = tokio::try_join!(
+        async { client.create(&request).await.context("cannot create a session") },
+        async {
+            anyhow::Ok(model_warning(&client, &agent, &service, request.model.as_ref()).await)
+        },
+    )?;
     if let Some(warning) = warning {
         ctx.print.warn(warning);
     }
@@ -87,28 +92,28 @@ pub(crate) async fn run(ctx: &Invocation, args: RunArgs) -> Result<u8> {
 async fn model_warning(
     client: &Client,
     agent: &AgentName,
+    service: &UpstreamName,
     model: Option<&ModelRef>,
 ) -> Option<String> {
-    model?.name()?;
-    let services = client.all::<ServiceModels>("/v1/models");
+    let name = model?.name()?;
+    let path = format!("/v1/models?service={service}");
+    let services = client.all::<ServiceModels>(&path);
     let services = tokio::time::timeout(LIST_TIMEOUT, services).await.ok()?.ok()?;
-    unlisted(&services, agent, model?)
+    unlisted(services.first()?, agent, name)
 }
 
-fn unlisted(services: &[ServiceModels], agent: &AgentName, model: &ModelRef) -> Option<String> {
-    let (upstream, name) = (model.upstream(), model.name()?);
-    let serves = |one: &&ServiceModels| match &upstream {
-        Some(upstream) => one.service.name == *upstream,
-        None => one.service.agents.contains(agent),
-    };
-    let ServiceModels { service, models, .. } = services.iter().find(serves)?;
-    // Services accept names without their date, and agents the name of a family.
+fn unlisted(listed: &ServiceModels, agent: &AgentName, name: &str) -> Option<String> {
+    let ServiceModels { service, models, .. } = listed;
+    let claude = *agent == AgentName::Claude;
+    let plain = name.strip_suffix(CLAUDE_LONG_CONTEXT).filter(|_| claude).unwrap_or(name);
+    if models.is_empty() || (claude && CLAUDE_ALIASES.contains(&plain)) {
+        return None;
+    }
+    // Services accept names without their date.
     let is_listed = |one: &String| {
-        one == name
-            || one.strip_prefix(name).is_some_and(|rest| rest.starts_with('-'))
-            || one.split('-').any(|part| part == name)
+        one.strip_prefix(plain).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
     };
-    if models.is_empty() || models.iter().any(is_listed) {
+    if models.iter().any(is_listed) {
         return None;
     }
     let mut known = models.clone();
@@ -122,17 +127,21 @@ fn unlisted(services: &[ServiceModels], agent: &AgentName, model: &ModelRef) -> 
     ))
 }
 
-/// Refuses before a folder is copied and a repository registered. The server checks again.
+/// The service of the session's model. Refuses before a folder is copied and a repository
+/// registered; the server checks again.
 async fn check_model_key(
     client: &Client,
     agent: &AgentName,
     model: Option<&ModelRef>,
-) -> Result<()> {
+) -> Result<UpstreamName> {
     let services: Vec<ModelService> = client.all("/v1/model-services").await?;
     UnusableModel::check(&services, agent, model).map_err(|error| {
         let hint = error.hint().unwrap_or_default().into_owned();
-        Advice::new(error.to_string(), hint).into()
-    })
+        Advice::new(error.to_string(), hint)
+    })?;
+    let usual = services.into_iter().find(|service| service.agents.contains(agent));
+    let named = model.and_then(ModelRef::upstream);
+    named.or_else(|| usual.map(|usual| usual.name)).context("no model service has this agent")
 }
 
 #[cfg(test)]
@@ -141,21 +150,28 @@ mod tests {
 
     #[test]
     fn only_unlisted_models_are_warned_about() {
-        let mut services: Vec<_> = ModelService::built_in()
-            .into_iter()
-            .map(|service| ServiceModels { service, models: Vec::new(), problem: None })
-            .collect();
-        let warning = |services: &[ServiceModels], model: &str| {
-            unlisted(services, &AgentName::Claude, &model.parse().unwrap())
-        };
-        assert_eq!(warning(&services, "claude-x"), None, "the list is not known");
-        services[0].models =
-            ["claude-sonnet-4-5-20250929", "claude-opus-4-1"].map(str::to_owned).into();
-        for known in ["claude-opus-4-1", "claude-sonnet-4-5", "sonnet", "scripted", "openai/gpt"] {
-            assert_eq!(warning(&services, known), None, "{known}");
+        let service = ModelService::built_in().remove(0);
+        let mut listed = ServiceModels { service, models: Vec::new(), problem: None };
+        let warning =
+            |listed: &ServiceModels, name: &str| unlisted(listed, &AgentName::Claude, name);
+        assert_eq!(warning(&listed, "claude-x"), None, "the list is not known");
+        listed.models = ["claude-sonnet-4-5-20250929", "claude-opus-4-1"].map(str::to_owned).into();
+        for known in ["claude-opus-4-1", "claude-sonnet-4-5"] {
+            assert_eq!(warning(&listed, known), None, "{known}");
         }
-        let text = warning(&services, "anthropic/claude-opus-5").unwrap();
+        let text = warning(&listed, "claude-opus-5").unwrap();
         assert!(text.contains("`anthropic` lists no model `claude-opus-5`"), "{text}");
         assert!(text.contains("but claude-opus-4-1, claude-sonnet"), "{text}");
+    }
+
+    #[test]
+    fn aliases_of_claude_cause_no_warning() {
+        let service = ModelService::built_in().remove(0);
+        let models = vec!["claude-opus-4-1".to_owned()];
+        let listed = ServiceModels { service, models, problem: None };
+        for alias in ["sonnet", "opusplan", "opus[1m]", "claude-opus-4-1[1m]"] {
+            assert_eq!(unlisted(&listed, &AgentName::Claude, alias), None, "{alias}");
+            assert!(unlisted(&listed, &AgentName::Codex, alias).is_some(), "{alias}");
+        }
     }
 }

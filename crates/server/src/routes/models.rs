@@ -2,11 +2,16 @@
 //! their keys come from, and the models. No route returns a key.
 
 use axum::extract::State;
-use harvest_proto::api::{McpService, ModelService, Page, ServiceModels};
+use harvest_proto::{
+    UpstreamName,
+    api::{McpService, ModelService, Page, ServiceModels},
+};
+use serde::Deserialize;
 
 use crate::{
     ServerState,
     authorization::Access::Read,
+    extract::Query,
     problem::JsonResult,
     routes::route::{Routes, page, routes},
 };
@@ -22,11 +27,22 @@ async fn model_service_list(State(state): State<ServerState>) -> JsonResult<Page
     Ok(page(state.sessions.model_services().await))
 }
 
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct ModelQuery {
+    /// Only this service
+    service: Option<UpstreamName>,
+}
+
 /// Lists the model services with their models. Asks each service that has its key.
-#[utoipa::path(get, path = "/v1/models", tag = "models",
+#[utoipa::path(get, path = "/v1/models", tag = "models", params(ModelQuery),
     responses((status = 200, body = Page<ServiceModels>, description = "The services and their models")))]
-async fn model_list(State(state): State<ServerState>) -> JsonResult<Page<ServiceModels>> {
-    Ok(page(state.sessions.models().await))
+async fn model_list(
+    State(state): State<ServerState>,
+    Query(query): Query<ModelQuery>,
+) -> JsonResult<Page<ServiceModels>> {
+    Ok(page(state.sessions.models(query.service.as_ref()).await))
 }
 
 /// Lists the MCP servers to which the gateway adds a key, and where the key of each comes from.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use harvest_proto::{
     AgentName, BranchName, EventBody, Hint as _, InvalidPort, ModelRef, RuleTarget, RuleVerdict,
-    SessionId, SnapshotId,
+    SessionId, SnapshotId, UpstreamName,
     api::{
         AddRepository, CreateSession, McpService, ModelService, NetworkRule, Repository,
         ServiceModels, Session, SetNetworkRule, UnusableModel, UseRepository,
@@ -129,9 +129,9 @@ impl Sessions {
         self.shared.sandboxes.doors.mcp_services().await
     }
 
-    /// The model services and the models that each lists now.
-    pub async fn models(&self) -> Vec<ServiceModels> {
-        let mut models = self.shared.sandboxes.doors.models().await;
+    /// The model services, or one of them, and the models that each lists now.
+    pub async fn models(&self, only: Option<&UpstreamName>) -> Vec<ServiceModels> {
+        let mut models = self.shared.sandboxes.doors.models(only).await;
         self.shared.sandboxes.agents.assign(models.iter_mut().map(|one| &mut one.service));
         models
     }
