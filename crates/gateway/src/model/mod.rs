@@ -1,5 +1,6 @@
-//! The model door: accepts requests of the Anthropic, OpenAI and Gemini APIs from agents, checks
-//! them with the ledger, forwards them to an upstream and records the usage. Knows no prices.
+//! The model door: accepts requests of four protocols (Anthropic Messages, OpenAI Responses and
+//! Chat Completions, Gemini) from agents, checks them with the ledger, forwards them to an upstream
+//! and records the usage. Knows no prices.
 //!
 //! The path says what is asked of which upstream: `/v1/messages` is for the upstream of the
 //! session's model, `/UPSTREAM/v1/messages` for the one of that name. Likewise `responses`,

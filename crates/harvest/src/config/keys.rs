@@ -162,8 +162,9 @@ table! {
         command: List, "list of texts", "none: required",
             "The program and its arguments, such as `[\"gemini\", \"--acp\"]`";
         env: Variables, "table of texts", "none",
-            "Environment variables of the agent. A key is a placeholder such as `none`: the real \
-             one is the secret of the upstream, which never enters a sandbox";
+            "Environment variables of the agent, readable for everything in the sandbox and kept in \
+             its snapshots. A key is a placeholder such as `none`: the real one is the secret of \
+             the upstream, which never enters a sandbox";
         upstream: UpstreamName, "name", "`scripted`",
             "The upstream of its models, if a model does not name another one of the same kind";
     }
