@@ -8,8 +8,8 @@ use crate::{
     target::Target,
 };
 
-// A sandbox chooses the names; those beyond the limits share one entry per turn and verdict. Refused
-// ones, which cost nothing, must not hide those that it connects to.
+// A sandbox chooses the names; those beyond the limits share one entry per turn and verdict.
+// Refused ones, which cost nothing, must not hide those that it connects to.
 const MAX_ALLOWED: i64 = 1500;
 const MAX_REFUSED: i64 = 500;
 const OTHERS: &str = "*";

@@ -109,8 +109,8 @@ impl Repositories {
     /// Adds a rule, or ports to an earlier one for the name. Sandboxes at work follow it at once.
     ///
     /// # Errors
-    /// When the name or a port is invalid, the owner denies the name, does not exist or has too many
-    /// rules.
+    /// When the name or a port is invalid, or the owner denies the name, does not exist or has too
+    /// many rules.
     pub async fn network_rule_set(
         &self,
         owner: &RuleOwner,
