@@ -101,5 +101,5 @@ async fn long_tool_output_is_readable_in_full() {
     let wrong = host.harvest(["events", "-", "--types", "tool_edned"]);
     assert!(wrong.code == 1 && wrong.stderr.contains("`tool_ended`"), "{wrong:?}");
     let unknown = host.harvest(["run", "-r", "calc", "-a", "gpt", "x"]);
-    assert!(unknown.code == 2 && unknown.stderr.contains("scripted"), "{unknown:?}");
+    assert!(unknown.code == 1 && unknown.stderr.contains("scripted"), "{unknown:?}");
 }
