@@ -64,6 +64,13 @@ impl McpServers {
         self
     }
 
+    /// Leaves out the server of that name.
+    #[must_use]
+    pub fn without(mut self, name: &McpServerName) -> Self {
+        self.0.remove(name);
+        self
+    }
+
     #[must_use]
     pub fn get(&self, name: &McpServerName) -> Option<&McpServer> {
         self.0.get(name)

@@ -177,6 +177,8 @@ table! {
              model. Plain http is only for this machine, private addresses and `private_hosts`";
         secret: String, "name", "that of the built-in one, else none",
             "The secret with its key. The server is offered only if the secret is there";
+        enabled: bool, "`true` or `false`", "`true`",
+            "`false` offers it to no session, even if its secret is there";
     }
 }
 

@@ -31,9 +31,10 @@ pub(super) fn mcp_servers(
     let private_hosts = PrivateHosts::new(private_hosts.to_vec());
     named(&file).collect::<Vec<_>>().into_iter().try_fold(McpServers::default(), |all, name| {
         let table = file.remove(&name).unwrap_or_default().resolve(&table_of(&name), env)?;
+        let enabled = table.enabled != Some(false);
         let (name, server) = server(&all, &name, table, &private_hosts)
             .with_context(|| format!("`[{}]` cannot be used", table_of(&name)))?;
-        Ok(all.with(name, server))
+        Ok(if enabled { all.with(name, server) } else { all.without(&name) })
     })
 }
 
@@ -83,6 +84,14 @@ mod tests {
         assert_eq!(github.url, "https://ghe.example/mcp");
         assert_eq!(github.secret.as_deref(), Some("GITHUB_TOKEN"));
         assert_eq!(load("", &[]).unwrap(), McpServers::default());
+    }
+
+    #[test]
+    fn disabled_servers_are_left_out() {
+        let vars = [("HARVEST_MCP_LINEAR_ENABLED", "false")];
+        let servers = load("[mcp.github]\nenabled = false\n", &vars).unwrap();
+        let names: Vec<_> = servers.iter().map(|(name, _)| name.to_string()).collect();
+        assert_eq!(names, ["gemini", "sentry"]);
     }
 
     #[test]

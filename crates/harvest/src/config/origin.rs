@@ -81,6 +81,7 @@ fn written<'a>(file: &'a toml::Table, name: &str) -> Option<&'a toml::Value> {
 fn typed(kind: &str, value: &str) -> Value {
     match kind {
         "number" => value.parse::<u64>().map_or_else(|_| value.into(), Value::from),
+        "`true` or `false`" => value.parse::<bool>().map_or_else(|_| value.into(), Value::from),
         "list of names" | "list of texts" => {
             value.split(',').filter(|name| !name.is_empty()).collect()
         }
@@ -135,7 +136,8 @@ fn server_default(config: &Config, key: &str) -> Option<String> {
     let server = config.mcp_servers.get(&name.parse().ok()?)?;
     match key {
         "url" => Some(server.url.clone()),
-        _ => Some(server.secret.clone().unwrap_or_else(|| "none".to_owned())),
+        "secret" => Some(server.secret.clone().unwrap_or_else(|| "none".to_owned())),
+        _ => None,
     }
 }
 
