@@ -161,10 +161,18 @@ pub(crate) async fn status(
         .bind(to_enum_name(&from))
         .bind(to_enum_name(&to));
     match target.execute(query).await {
-        Ok(1) => Ok(()),
-        Ok(_) => Err(StoreError::missing(format!("{} prompt {prompt}", to_enum_name(&from)))),
-        Err(error) => Err(StoreError::or_exists(error, "another dispatched prompt")),
+        Ok(1) => {}
+        Ok(_) => {
+            return Err(StoreError::missing(format!("{} prompt {prompt}", to_enum_name(&from))));
+        }
+        Err(error) => return Err(StoreError::or_exists(error, "another dispatched prompt")),
     }
+    if to == PromptStatus::Cancelled {
+        // No model sees its images any more.
+        let query = target.query("DELETE FROM attachments WHERE session = $1 AND prompt = $2");
+        target.execute(query.bind(prompt.to_string())).await?;
+    }
+    Ok(())
 }
 
 /// The turn of the dispatched prompt.

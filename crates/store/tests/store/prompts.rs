@@ -2,18 +2,19 @@
 
 use harvest_proto::{
     PromptId,
-    api::{Artifact, Attachment},
+    api::{Artifact, Attachment, PromptStatus},
     image::ImageType,
 };
-use harvest_store::{NewAttachment, NewPrompt, Removal, StoreError, Write};
+use harvest_store::{NewAttachment, Removal, StoreError, Write};
 
-use crate::test_store::{NOW, TestStore, author, dispatch, on_both, prompt};
+use crate::test_store::{NOW, TestStore, dispatch, on_both, prompt};
 
 on_both! {
     at_most_one_prompt_is_dispatched,
     one_of_many_concurrent_dispatches_wins,
     queue_keeps_its_given_order,
     nul_characters_are_replaced,
+    attachments_go_with_cancelled_prompt,
     attachments_go_with_their_session,
     artifact_contents_go_with_their_last_session,
 }
@@ -87,20 +88,33 @@ async fn nul_characters_are_replaced(test: TestStore) {
     assert_eq!(test.store.session_get(&session).await.unwrap().session.title, "\u{2400}");
 }
 
-async fn attachments_go_with_their_session(test: TestStore) {
-    let (session, id) = (test.session().await, PromptId::random());
+/// A prompt with two images.
+fn with_images(id: &PromptId) -> Write {
+    let Write::PromptInsert(mut new) = prompt(id) else { panic!("not a prompt") };
     let info = Attachment { media_type: ImageType::Png, bytes: 3 };
     let attachment = |base64: &str| NewAttachment { info: info.clone(), base64: base64.into() };
-    let new = NewPrompt {
-        id: id.clone(),
-        text: "look".parse().unwrap(),
-        author: author(),
-        model: Some("m".parse().unwrap()),
-        effort: Some(harvest_proto::Effort::Low),
-        attachments: vec![attachment("YWJj"), attachment("ZGVm")],
-        at: NOW,
+    new.model = Some("m".parse().unwrap());
+    new.attachments = vec![attachment("YWJj"), attachment("ZGVm")];
+    Write::PromptInsert(new)
+}
+
+async fn attachments_go_with_cancelled_prompt(test: TestStore) {
+    let (session, id, other) = (test.session().await, PromptId::random(), PromptId::random());
+    let cancel = Write::PromptStatus {
+        prompt: id.clone(),
+        from: PromptStatus::Queued,
+        to: PromptStatus::Cancelled,
     };
-    test.commit(&session, vec![Write::PromptInsert(Box::new(new))]).await.unwrap();
+    let writes = vec![with_images(&id), with_images(&other), cancel];
+    test.commit(&session, writes).await.unwrap();
+    assert!(test.store.attachment_get(&session, &id, 1).await.is_err());
+    assert_eq!(test.store.attachment_get(&session, &other, 1).await.unwrap(), "YWJj");
+    assert_eq!(test.store.prompt_get(&session, &id).await.unwrap().attachments.len(), 2);
+}
+
+async fn attachments_go_with_their_session(test: TestStore) {
+    let (session, id) = (test.session().await, PromptId::random());
+    test.commit(&session, vec![with_images(&id)]).await.unwrap();
     let stored = test.store.prompt_get(&session, &id).await.unwrap();
     assert_eq!((stored.model.as_deref(), stored.attachments.len()), (Some("m"), 2));
     assert_eq!(test.store.attachment_get(&session, &id, 2).await.unwrap(), "ZGVm");
