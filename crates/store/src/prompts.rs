@@ -2,7 +2,7 @@
 //! session.
 
 use harvest_proto::{
-    Effort, EventBody, ModelRef, PromptId, PromptText, SessionId, Timestamp, TurnId,
+    AgentName, Effort, EventBody, ModelRef, PromptId, PromptText, SessionId, Timestamp, TurnId,
     api::{Attachment, Prompt, PromptStatus},
     bridge::Author,
 };
@@ -19,8 +19,10 @@ pub struct NewPrompt {
     pub text: PromptText,
     pub author: Author,
     /// The session's when absent.
+    pub agent: Option<AgentName>,
+    /// With an agent, its default when absent; else the session's.
     pub model: Option<ModelRef>,
-    /// The session's when absent.
+    /// The same.
     pub effort: Option<Effort>,
     pub attachments: Vec<NewAttachment>,
     pub at: Timestamp,
@@ -97,6 +99,7 @@ fn read(row: &DbRow) -> Result<Prompt, StoreError> {
         id: row::parsed(row, "id")?,
         text: row::text(row, "text")?,
         author: row::author(row)?,
+        agent: row::parsed_optional(row, "agent")?,
         model: row::parsed_optional(row, "model")?,
         effort: row::parsed_optional(row, "effort")?,
         attachments: row::json(row, "attachments")?,
@@ -122,16 +125,17 @@ pub(crate) async fn insert(target: &mut Target<'_>, prompt: NewPrompt) -> Result
     };
     let seq = target.append(prompt.at, None, body);
     sqlx::query(
-        "INSERT INTO prompts (id, session, text, author_name, author_email, model, effort, attachments,
-         status, position, seq, created_at)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, 'queued',
-                 (SELECT COALESCE(MAX(position), 0) + 1 FROM prompts WHERE session = $2), $9, $10)",
+        "INSERT INTO prompts (id, session, text, author_name, author_email, agent, model, effort,
+         attachments, status, position, seq, created_at)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, 'queued',
+                 (SELECT COALESCE(MAX(position), 0) + 1 FROM prompts WHERE session = $2), $10, $11)",
     )
     .bind(prompt.id.to_string())
     .bind(target.session.to_string())
     .bind(text)
     .bind(prompt.author.name)
     .bind(prompt.author.email)
+    .bind(prompt.agent.map(|agent| agent.to_string()))
     .bind(prompt.model.map(String::from))
     .bind(prompt.effort.map(Effort::as_str))
     .bind(to_json(&attachments))
@@ -172,6 +176,20 @@ pub(crate) async fn status(
         let query = target.query("DELETE FROM attachments WHERE session = $1 AND prompt = $2");
         target.execute(query.bind(prompt.to_string())).await?;
     }
+    Ok(())
+}
+
+/// Gives the prompts that have not run yet the session's present agent, model and effort, before
+/// the session gets others.
+pub(crate) async fn keep_options(target: &mut Target<'_>) -> Result<(), StoreError> {
+    let query = target.query(
+        "UPDATE prompts SET
+             agent = COALESCE(agent, (SELECT agent FROM sessions WHERE id = $1)),
+             model = COALESCE(model, (SELECT model FROM sessions WHERE id = $1)),
+             effort = COALESCE(effort, (SELECT effort FROM sessions WHERE id = $1))
+         WHERE session = $1 AND status IN ('queued', 'dispatched')",
+    );
+    target.execute(query).await?;
     Ok(())
 }
 

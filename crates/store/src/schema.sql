@@ -88,6 +88,7 @@ CREATE TABLE prompts (
     text TEXT NOT NULL,
     author_name TEXT NOT NULL,
     author_email TEXT NOT NULL,
+    agent TEXT,
     model TEXT,
     effort TEXT,
     attachments TEXT NOT NULL,

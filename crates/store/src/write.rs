@@ -118,7 +118,8 @@ pub enum Write {
     /// Sets the position in the queue for a sandbox slot; `None` when the session does not wait.
     Position(Option<u32>),
     Title(String),
-    /// Another agent continues the session.
+    /// Another agent continues the session. Prompts that wait already keep the present one, with
+    /// its model and effort.
     Agent(AgentName),
     /// What the agent said of itself.
     AgentInfo(Box<AgentInfo>),
@@ -278,7 +279,10 @@ async fn apply_one(target: &mut Target<'_>, write: Write) -> Result<(), StoreErr
         Write::NetworkRulesOf(session) => network::copy(target, &session).await,
         Write::Traffic { at, counts } => network_log::add(target, at, counts).await,
         Write::Title(title) => sessions::set_title(target, title).await,
-        Write::Agent(agent) => sessions::set_agent(target, agent).await,
+        Write::Agent(agent) => {
+            prompts::keep_options(target).await?;
+            sessions::set_agent(target, agent).await
+        }
         Write::AgentInfo(info) => sessions::set_agent_info(target, &info).await,
         Write::Model(model) => sessions::set_model(target, model).await,
         Write::Effort(effort) => sessions::set_effort(target, effort).await,

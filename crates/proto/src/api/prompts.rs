@@ -85,11 +85,14 @@ pub struct Prompt {
     pub text: String,
     /// Author of the prompt and of its commits.
     pub author: Author,
-    /// The model of this prompt; null for the session's.
+    /// The agent of this prompt; null for the session's.
+    pub agent: Option<AgentName>,
+    /// The model of this prompt; null for the session's, or with an agent for its default.
     pub model: Option<ModelRef>,
-    /// How much the model thinks about this prompt; null for the session's.
+    /// How much the model thinks about this prompt; null as for the model.
     pub effort: Option<Effort>,
-    /// Its images; `GET /v1/sessions/{id}/prompts/{prompt}/attachments/{number}` returns one.
+    /// Its images; `GET /v1/sessions/{id}/prompts/{prompt}/attachments/{number}` returns one. Those
+    /// of a cancelled prompt are deleted.
     pub attachments: Vec<Attachment>,
     /// Whether the prompt waits, runs or has ended.
     pub status: PromptStatus,

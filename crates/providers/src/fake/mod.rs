@@ -3,7 +3,8 @@
 //!
 //! The first word of a prompt selects what the turn does: `hold` waits for [`Fake::finish_turn`] or
 //! a stop, `deaf` waits and ignores stops, `ask` asks a question, `fail` fails, `refuse` is
-//! refused, `long BYTES` produces a blob, `write PATH TEXT` writes a file; anything else is echoed.
+//! refused, `long BYTES` produces a blob, `write PATH TEXT` writes a file, `options` tells the
+//! agent, model and effort of the turn; anything else is echoed.
 
 mod commands;
 mod connection;

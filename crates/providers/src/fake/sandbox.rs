@@ -331,6 +331,12 @@ impl SandboxContent {
                 }
                 self.end(TurnOutcome::Completed);
             }
+            "options" => {
+                let launch = order.agent.as_deref();
+                let options = launch.map(|launch| (&launch.name, &launch.model, launch.effort));
+                self.event(EventBody::TextDelta { text: format!("{options:?}\n") });
+                self.end(TurnOutcome::Completed);
+            }
             _ => {
                 self.event(EventBody::TextDelta { text: order.text.clone() });
                 self.end(TurnOutcome::Completed);

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use harvest_proto::{AgentName, api::Prompt};
+use harvest_proto::api::Prompt;
 use harvest_store::{NewPrompt, Write};
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -49,8 +49,6 @@ pub(crate) struct PromptCommand {
     pub(crate) title: String,
     /// Stop the turn in progress and run this prompt next.
     pub(crate) now: bool,
-    /// The agent that continues the session.
-    pub(crate) agent: Option<AgentName>,
     /// Written in the same transaction.
     pub(crate) writes: Vec<Write>,
     pub(crate) reply: Reply<Prompt>,

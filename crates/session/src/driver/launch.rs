@@ -10,30 +10,38 @@ use super::Driver;
 use crate::{agents::UnknownAgent, doors::Doors, timeouts::millis};
 
 impl Driver {
-    /// With `resume` the disk holds the agent's conversation. A prompt may have a model and an
-    /// effort of its own.
+    /// With `resume` the disk holds the agent's conversation. A prompt may have an agent, a
+    /// model and an effort of its own.
     pub(super) fn launch(
         &self,
         resume: bool,
         prompt: Option<&Prompt>,
     ) -> Result<AgentLaunch, UnknownAgent> {
         let session = &self.record.session;
-        let own = prompt.and_then(|prompt| prompt.model.as_ref());
-        let model = own.or(session.model.as_ref());
+        let (own_model, own_effort) =
+            prompt.map_or((None, None), |prompt| (prompt.model.as_ref(), prompt.effort));
+        // The session's model and effort may have changed with its agent.
+        let (agent, model, effort) = match prompt.and_then(|prompt| prompt.agent.as_ref()) {
+            Some(agent) => (agent, own_model, own_effort),
+            None => {
+                let model = own_model.or(session.model.as_ref());
+                (&session.agent, model, own_effort.or(session.effort))
+            }
+        };
         let agents = &self.shared.sandboxes.agents;
-        let upstream = agents.upstream_of(&session.agent, model)?;
-        let model = model.and_then(|model| model_name(&session.agent, model));
+        let upstream = agents.upstream_of(agent, model)?;
+        let model = model.and_then(|model| model_name(agent, model));
         // A service that is no longer configured is refused at the door.
         let kind = self.shared.sandboxes.doors.upstream_kind(&upstream);
         let kind = kind.unwrap_or(UpstreamKind::Scripted);
         Ok(AgentLaunch {
-            name: session.agent.clone(),
-            program: agents.program(&session.agent, &upstream, model.as_deref()),
+            name: agent.clone(),
+            program: agents.program(agent, &upstream, model.as_deref()),
             conversation: self.record.conversation.clone(),
             resume,
             model,
-            effort: prompt.and_then(|prompt| prompt.effort).or(session.effort),
-            protocol: session.agent.protocol(kind),
+            effort,
+            protocol: agent.protocol(kind),
             upstream,
             questions: !self.record.no_questions,
             silence_millis: millis(self.shared.timeouts.silence),

@@ -23,18 +23,22 @@ use crate::{
 impl Driver {
     /// Queues a prompt. Neither the reply nor the effects read it back from the store.
     pub(super) async fn on_prompt(&mut self, command: PromptCommand) -> ControlFlow {
-        let PromptCommand { new, title, now, agent, mut writes, reply } = command;
+        let PromptCommand { mut new, title, now, mut writes, reply } = command;
         if !new.attachments.is_empty() && !now && self.state.waits_for_answer() {
             return refuse(reply, images::not_in_an_answer());
         }
         let untitled = self.record.session.title == UNTITLED;
         writes.extend(untitled.then(|| Write::Title(title.clone())));
-        let (model, effort) = (new.model.clone(), new.effort);
-        if let Some(agent) = &agent {
-            writes.push(Write::Agent(agent.clone()));
-            writes.extend(model.clone().map(Write::Model));
-            writes.extend(effort.map(Write::Effort));
+        // The prompts that wait already keep the agent that they were written for.
+        if let Some(agent) = new.agent.clone() {
+            let session = &self.record.session;
+            new.model = new.model.or_else(|| session.model.clone());
+            new.effort = new.effort.or(session.effort);
+            writes.push(Write::Agent(agent));
+            writes.extend(new.model.clone().map(Write::Model));
+            writes.extend(new.effort.map(Write::Effort));
         }
+        let (agent, model, effort) = (new.agent.clone(), new.model.clone(), new.effort);
         writes.push(Write::PromptInsert(Box::new(new.clone())));
         let input = Input::PromptQueued { prompt: new.id.clone(), now };
         let (decision, events) = match self.commit_once(input, writes).await {
@@ -46,9 +50,7 @@ impl Driver {
         }
         if let Some(agent) = agent {
             let session = &mut self.record.session;
-            session.agent = agent;
-            session.model = model.or(session.model.take());
-            session.effort = effort.or(session.effort);
+            (session.agent, session.model, session.effort) = (agent, model, effort);
         }
         let prompt = writes::stored_prompt(new, &decision, &events);
         let _ = reply.send(Ok(prompt.clone()));

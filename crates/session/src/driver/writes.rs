@@ -86,7 +86,7 @@ pub(crate) fn created(at: Timestamp) -> Write {
 
 /// A new prompt as the commit of its decision stored it.
 pub(super) fn stored_prompt(new: NewPrompt, decision: &Decision, events: &[Arc<Event>]) -> Prompt {
-    let NewPrompt { id, author, model, effort, attachments, at, .. } = new;
+    let NewPrompt { id, author, agent, model, effort, attachments, at, .. } = new;
     let attachments = attachments.into_iter().map(|attachment| attachment.info).collect();
     // The text as stored may differ: NUL characters are replaced.
     let queued = events.iter().find_map(|event| match &event.body {
@@ -112,6 +112,7 @@ pub(super) fn stored_prompt(new: NewPrompt, decision: &Decision, events: &[Arc<E
         id,
         text,
         author,
+        agent,
         model,
         effort,
         attachments,

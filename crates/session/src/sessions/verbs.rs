@@ -39,16 +39,15 @@ impl Sessions {
                 self.check_other_agent(agent, &session).await?;
             }
         }
-        let (model, effort) = (create.model, create.effort);
+        let (agent, model, effort) = (create.agent, create.model, create.effort);
         let attachments = attachments::check(create.attachments)?;
         let plain = new_prompt(create.text, create.author.unwrap_or(user));
-        let new = NewPrompt { model, effort, attachments, ..plain };
-        let (title, now, agent) = (title(&new.text), create.now, create.agent);
+        let new = NewPrompt { agent, model, effort, attachments, ..plain };
+        let (title, now) = (title(&new.text), create.now);
         let writes = self.created_write(&new.id.to_string()).into_iter().collect();
         let handle = self.handle(session).await?;
-        let command = |reply| {
-            Command::Prompt(Box::new(PromptCommand { new, title, now, agent, writes, reply }))
-        };
+        let command =
+            |reply| Command::Prompt(Box::new(PromptCommand { new, title, now, writes, reply }));
         self.not_found_if_deleted(session, handle.call(command).await).await
     }
 
@@ -243,6 +242,7 @@ pub(super) fn new_prompt(text: PromptText, author: Author) -> NewPrompt {
         id: PromptId::random(),
         text,
         author,
+        agent: None,
         model: None,
         effort: None,
         attachments: Vec::new(),

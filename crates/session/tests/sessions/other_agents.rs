@@ -13,16 +13,17 @@ async fn agent_without_memory_gets_last_messages() {
     let second = send(&sessions, &id, "forgotten").await;
     let ended = |event: &Event| matches!(&event.body, EventBody::TurnEnded { prompt, .. } if *prompt == second);
     until(&sessions, &id, ended).await;
-    let texts: String = all(&sessions, &id)
-        .await
-        .into_iter()
-        .filter_map(|event| match event.body {
-            EventBody::TextDelta { text } => Some(text),
-            _ => None,
-        })
-        .collect();
     // The fake agent repeats a prompt, and after "forgotten" the messages that it got.
-    assert_eq!(texts, "firstUser first\nAgent first\n");
+    assert_eq!(text_of(&sessions, &id).await, "firstUser first\nAgent first\n");
+}
+
+/// What the agent wrote.
+async fn text_of(sessions: &Sessions, id: &SessionId) -> String {
+    let text = |event: Event| match event.body {
+        EventBody::TextDelta { text } => Some(text),
+        _ => None,
+    };
+    all(sessions, id).await.into_iter().filter_map(text).collect()
 }
 
 #[tokio::test]
@@ -71,6 +72,41 @@ async fn prompt_model_stays_only_with_its_agent() {
         (after.model.as_deref(), after.effort),
         (Some("scripted/other"), Some(Effort::High))
     );
+}
+
+#[tokio::test]
+async fn queued_prompts_keep_their_agent() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let id = harness.session(&sessions, Some("hold")).await.id;
+    until(&sessions, &id, started).await;
+    let with = |agent, model: Option<&str>| CreatePrompt {
+        agent,
+        model: model.map(|model| model.parse().unwrap()),
+        ..CreatePrompt::new("options".parse().unwrap())
+    };
+    let mut last = None;
+    for (agent, model) in [
+        (None, Some("scripted/one")),
+        (None, None),
+        (Some(AgentName::Codex), Some("scripted/two")),
+        (None, None),
+    ] {
+        last = Some(sessions.prompt(&id, with(agent, model), ada()).await.unwrap().id);
+    }
+    harness.fake.finish_turn(&sandbox(&sessions, &id).await);
+    until_status(&sessions, &id, &last.unwrap(), PromptStatus::Completed).await;
+    let expected = [
+        "Some((Claude, Some(\"one\"), None))",
+        "Some((Claude, None, None))",
+        "Some((Codex, Some(\"two\"), None))",
+        "Some((Codex, Some(\"two\"), None))",
+    ];
+    let texts = text_of(&sessions, &id).await;
+    assert_eq!(texts.lines().collect::<Vec<_>>(), expected);
+    let agents = sessions.prompts(&id).await.unwrap().into_iter().map(|prompt| prompt.agent);
+    let (claude, codex) = (Some(AgentName::Claude), Some(AgentName::Codex));
+    assert_eq!(agents.collect::<Vec<_>>()[1..], [claude.clone(), claude, codex, None]);
 }
 
 #[tokio::test]

@@ -222,6 +222,7 @@ pub(crate) fn prompt(id: &PromptId) -> Write {
         id: id.clone(),
         text: "do".parse().unwrap(),
         author: author(),
+        agent: None,
         model: None,
         effort: None,
         attachments: Vec::new(),
