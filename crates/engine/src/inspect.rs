@@ -48,6 +48,7 @@ impl Engine {
             network: record.network,
             owner: record.owner,
             binds: record.binds,
+            settings: record.settings,
             volumes: record.volumes,
             env: record.env,
             made_by: record.made_by,

@@ -15,7 +15,7 @@ use std::{
 
 use harvest_proto::{
     SandboxId,
-    launch::{APP_FOLDER, DNS_ADDRESS, Descriptor, SYNTHETIC_PREFIX_BITS},
+    launch::{APP_FOLDER, DNS_ADDRESS, Descriptor, SETTINGS_FOLDER, SYNTHETIC_PREFIX_BITS},
     meminfo::MemoryUsage,
 };
 use serde::{Deserialize, Serialize};
@@ -202,7 +202,12 @@ fn assigned_steps(record: &Record, layers: &[PathBuf], facts: &HostFacts) -> Vec
     let cpus = visible_cpus(&facts.size.cpus, &record.limits, record.id.part());
     steps.extend(limit_files(record, facts, &cpus));
     if record.owner == Owner::Sessions {
-        steps.push(Step::App { inside: APP_FOLDER.into() });
+        let (inside, writer) = (APP_FOLDER.into(), Descriptor::App);
+        steps.push(Step::Pid1Folder { inside, writer });
+    }
+    if !record.settings.is_empty() {
+        let (inside, writer) = (SETTINGS_FOLDER.into(), Descriptor::Settings);
+        steps.push(Step::Pid1Folder { inside, writer });
     }
     steps.extend(record.binds.iter().enumerate().map(|(number, bind)| Step::Bind {
         from: PassedDescriptor { path: bind.source.clone(), number: layers.len() + number },

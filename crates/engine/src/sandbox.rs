@@ -11,7 +11,10 @@ use std::{
     time::Duration,
 };
 
-use harvest_proto::{SandboxId, launch::DOOR_SOCKET};
+use harvest_proto::{
+    SandboxId,
+    launch::{DOOR_SOCKET, MAX_SETTINGS_BYTES},
+};
 
 use crate::{
     Engine,
@@ -274,6 +277,10 @@ impl Engine {
             let reason = format!("`{}` is not an absolute path", bind.inside.display());
             return Err(EngineError::Invalid(reason));
         }
+        if spec.settings.bytes() > MAX_SETTINGS_BYTES {
+            let reason = format!("the network settings have more than {MAX_SETTINGS_BYTES} bytes");
+            return Err(EngineError::Invalid(reason));
+        }
         // The disk starts as a clone of the captured top layer, so layer stacks never grow.
         let cloned = self.disk.clone_source(&layers);
         if cloned.is_some() {
@@ -293,6 +300,7 @@ impl Engine {
             volumes: spec.volumes.clone(),
             file_bytes: volume::max_file_bytes(spec.limits.writable_bytes, &volumes),
             env: spec.env.clone(),
+            settings: spec.settings.clone(),
             created_at: std::time::SystemTime::now().into(),
             restarted_at: None,
             snapshot: match &spec.from {

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use harvest_proto::{SandboxId, SnapshotId, Timestamp};
+use harvest_proto::{SandboxId, SnapshotId, Timestamp, launch::NetworkSettings};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -36,6 +36,9 @@ pub(crate) struct Record {
     pub(crate) file_bytes: Option<u64>,
     /// Added to the image's environment.
     pub(crate) env: BTreeMap<String, String>,
+    /// Certificates and package sources.
+    #[serde(default)]
+    pub(crate) settings: NetworkSettings,
     pub(crate) created_at: Timestamp,
     /// Time of the last restart.
     pub(crate) restarted_at: Option<Timestamp>,
@@ -128,6 +131,7 @@ impl Record {
             volumes: Vec::new(),
             file_bytes: None,
             env: BTreeMap::new(),
+            settings: NetworkSettings::default(),
             created_at: Timestamp::from_millis(0),
             restarted_at: None,
             snapshot: None,

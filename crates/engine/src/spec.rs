@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt, path::PathBuf, str::FromStr};
 
-use harvest_proto::{SandboxId, SnapshotId};
+use harvest_proto::{SandboxId, SnapshotId, launch::NetworkSettings};
 use serde::{Deserialize, Serialize};
 
 /// Ids per sandbox: every 16-bit id.
@@ -27,6 +27,8 @@ pub struct Spec {
     pub volumes: Vec<VolumeMount>,
     /// Environment variables added to the image's.
     pub env: BTreeMap<String, String>,
+    /// Certificates and package sources.
+    pub settings: NetworkSettings,
     /// Address of the server's user who created it; `None` without a server.
     pub made_by: Option<String>,
 }

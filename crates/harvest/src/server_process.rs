@@ -15,14 +15,15 @@ use anyhow::{Context, Result, bail};
 use harvest_engine::{Engine, Thresholds};
 use harvest_forge::LocalForge;
 use harvest_gateway::{
-    Gateway, GatewayConfig, PrivateHosts, ScriptRule, host_registries, trusted_names, vault::Vault,
+    Gateway, GatewayConfig, PrivateHosts, ScriptRule, host_registries, trusted_names,
+    vault::Vault,
 };
 use harvest_proto::{
     Secret,
     api::{AllowedName, Role, SandboxLimits},
     bridge::Author,
 };
-use harvest_providers::Local;
+use harvest_providers::{Local, host_settings};
 use harvest_server::{Limits as ServerLimits, ServerState};
 use harvest_session::{Accounts, Dependencies, ServerParts, Sessions, StoreLedger};
 use harvest_store::Store;
@@ -226,7 +227,7 @@ pub(crate) fn open_engine(config: &Config) -> Result<Engine> {
 pub(crate) fn local_provider(engine: Engine, config: &Config) -> Arc<Local> {
     let local = Local::new(engine, recipes::all(&config.home));
     let local = local.with_default_limits(config.sandbox_limits);
-    Arc::new(local.with_state_bytes(config.state_bytes))
+    Arc::new(local.with_state_bytes(config.state_bytes).with_settings(Box::new(host_settings)))
 }
 
 /// Removes a home without a running server, including its sandboxes.

@@ -19,7 +19,7 @@ use harvest_engine::{
     Engine, EngineError, Image, ImageConfig, LayerCache, LayerId, Limits, Network, Origin, Owner,
     PulledImage, Spec, random_name, supervisor_client::SupervisorClient,
 };
-use harvest_proto::{SandboxId, api::ImageLine, bridge::Exit};
+use harvest_proto::{SandboxId, api::ImageLine, bridge::Exit, launch::NetworkSettings};
 
 use crate::{
     ImageError,
@@ -321,6 +321,7 @@ impl Build<'_> {
             binds: host.binds(has_sources),
             volumes: Vec::new(),
             env: host.env.clone(),
+            settings: NetworkSettings::default(),
             made_by: None,
         };
         let running = self.cache.engine().start(&spec)?;

@@ -8,6 +8,7 @@
 mod archive;
 mod build;
 mod error;
+mod host_settings;
 mod import;
 mod layer_key;
 mod oci;
@@ -18,6 +19,7 @@ mod unpack;
 pub use archive::ArchiveError;
 pub use build::{BuildOptions, build};
 pub use error::ImageError;
+pub use host_settings::host_settings;
 pub use import::{Import, import, pull};
 pub use oci::{PullError, PullOptions};
 pub use recipe::{Base, Recipe, RecipeError, RecipeStep};

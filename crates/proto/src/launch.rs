@@ -35,6 +35,39 @@ pub const MEMORY_FOLDER: &str = "~/.mcp-memory";
 /// memory server.
 pub const MEMORY_FILE: &str = "~/.mcp-memory/memory.jsonl";
 
+/// The folder of [`NetworkSettings`], in sandboxes that have some.
+pub const SETTINGS_FOLDER: &str = "/run/harvest";
+
+/// Maximum size of [`NetworkSettings`]: a launch is one packet of 192 KiB.
+pub const MAX_SETTINGS_BYTES: usize = 96 * 1024;
+
+/// What programs inside need to reach package sources through the door: certificates to trust and
+/// the addresses of mirrors. Never a secret.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetworkSettings {
+    /// Certificates (PEM) to trust besides those of the image.
+    pub certificates: String,
+    /// Variables of every command, unless the image or the sandbox's creator sets them.
+    pub env: BTreeMap<String, String>,
+    /// Files below [`SETTINGS_FOLDER`], by name.
+    pub files: BTreeMap<String, String>,
+}
+
+impl NetworkSettings {
+    /// Whether there is nothing to set.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// The size of all texts.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let pairs = self.env.iter().chain(&self.files);
+        self.certificates.len() + pairs.map(|(name, text)| name.len() + text.len()).sum::<usize>()
+    }
+}
+
 /// The first message of a preforked supervisor, before its sandbox is known: it prepares everything
 /// that all sandboxes have in common and waits for its launch. Once it starts no more processes on
 /// its own, it shuts its end down for writing; until then the root of its mounts must not change.
@@ -65,6 +98,9 @@ pub struct Launch {
     /// The CPUs that commands run on by default; all if empty.
     #[serde(default)]
     pub cpus: Vec<u32>,
+    /// Certificates and package sources.
+    #[serde(default)]
+    pub settings: NetworkSettings,
 }
 
 /// The role of an inherited descriptor.
@@ -117,4 +153,7 @@ pub enum Descriptor {
     /// The folder [`APP_FOLDER`], to write: inside it is mounted read-only. Absent in sandboxes
     /// without a session.
     App,
+    /// The folder [`SETTINGS_FOLDER`], to write: inside it is mounted read-only. Absent without
+    /// [`NetworkSettings`].
+    Settings,
 }

@@ -70,7 +70,7 @@ pub(crate) struct PendingLaunch {
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum FirstMessage {
-    Launch(Launch),
+    Launch(Box<Launch>),
     EarlyLaunch(EarlyLaunch),
 }
 
@@ -83,7 +83,7 @@ impl PendingLaunch {
         let launch = match first {
             FirstMessage::Launch(launch) => {
                 inherited.add(&launch.descriptors, received)?;
-                Some(launch)
+                Some(*launch)
             }
             FirstMessage::EarlyLaunch(EarlyLaunch { early_descriptors }) => {
                 inherited.add(&early_descriptors, received)?;

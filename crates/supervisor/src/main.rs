@@ -32,6 +32,7 @@ mod reaper;
 mod resolve;
 mod run;
 mod sandbox;
+mod settings;
 mod streams;
 mod truncate;
 mod turn;

@@ -19,6 +19,7 @@ use crate::{
     processes::{Processes, limit_file_size},
     reaper,
     sandbox::Sandbox,
+    settings,
 };
 
 // Threads for file access.
@@ -59,7 +60,7 @@ async fn serve(mut pending: PendingLaunch) -> Result<(), LaunchError> {
     tokio::task::spawn_local(reaper::run());
     let joins = pending.inherited.take_all(Descriptor::JoinCommands);
     let processes = Processes::new(joins, pending.on_settled()?);
-    let (launch, mut inherited) = pending.wait_for_launch().await?;
+    let (mut launch, mut inherited) = pending.wait_for_launch().await?;
     limit_file_size(launch.file_bytes)?;
     let socket = inherited.take(Descriptor::Bridge).ok_or(LaunchError::NoBridge)?;
     let listener = bridge::listener(socket)?;
@@ -67,6 +68,7 @@ async fn serve(mut pending: PendingLaunch) -> Result<(), LaunchError> {
         tokio::task::spawn_local(freeze::run(orders));
     }
     let model_activity = door::open(&mut inherited, launch.sealed)?;
+    settings::apply(&mut launch, inherited.take(Descriptor::Settings));
     let id = launch.sandbox.clone();
     let bridge = Bridge::new(Sandbox { model_activity, ..sandbox(launch, processes, inherited) });
     tokio::task::spawn_local(refresh_meminfo(Rc::clone(&bridge)));

@@ -3,8 +3,6 @@
 
 use std::os::fd::AsFd;
 
-use harvest_proto::launch::Descriptor;
-
 use super::{
     SpawnContext, StepRunner,
     mounts::{RootTree, Scratch},
@@ -110,12 +108,12 @@ impl StepRunner {
                 self.inherited.extend(writer.map(|descriptor| (descriptor, file)));
                 Ok(())
             }
-            Step::App { inside } => {
-                let made = self.scratch()?.pid1_folder();
+            Step::Pid1Folder { inside, writer } => {
+                let made = self.scratch()?.pid1_folder(*writer);
                 let (writable, shown) = made.doing(|| format!("create {}", inside.display()))?;
                 let attached = self.tree()?.on_real_folder(&shown, inside);
                 attached.doing(|| format!("mount {}", inside.display()))?;
-                self.inherited.push((Descriptor::App, writable));
+                self.inherited.push((*writer, writable));
                 Ok(())
             }
             _ => Err(out_of_order()),

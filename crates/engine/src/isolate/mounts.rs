@@ -19,6 +19,8 @@ use rustix::{
     },
 };
 
+use harvest_proto::launch::Descriptor;
+
 use crate::{
     error::{Doing, StepError},
     plan::below_root,
@@ -164,10 +166,11 @@ impl Scratch {
 
     /// A small file system as two mounts that are not attached anywhere yet: one to write, for pid
     /// 1, and a read-only one.
-    pub(crate) fn pid1_folder(&self) -> io::Result<(OwnedFd, OwnedFd)> {
+    pub(crate) fn pid1_folder(&self, writer: Descriptor) -> io::Result<(OwnedFd, OwnedFd)> {
         let flags = NOSUID_NODEV | MountAttrFlags::MOUNT_ATTR_NOEXEC;
         let tmpfs = new("tmpfs", &[("mode", "0755"), ("size", "4m")], flags)?;
-        let name = Path::new("app");
+        let name = format!("pid1-{writer:?}");
+        let name = Path::new(&name);
         mkdirat(&self.0, name, Mode::from_raw_mode(0o755))?;
         // Kernels before 6.15 clone only mounts that are attached.
         syscall::attach_mount(&tmpfs, folder(&self.0, name)?)?;

@@ -142,9 +142,11 @@ pub enum Step {
         writer: Option<Descriptor>,
     },
     /// Mount a small file system that only pid 1 can write, through a descriptor.
-    App {
+    Pid1Folder {
         /// Path inside the sandbox.
         inside: PathBuf,
+        /// The descriptor.
+        writer: Descriptor,
     },
     /// Mount a file or folder of the host, read-only.
     Bind {

@@ -1,5 +1,7 @@
 //! Tests of the order that makes a plan safe, and of what it depends on.
 
+use harvest_proto::launch::NetworkSettings;
+
 use super::*;
 use crate::spec::{Bind, Limits, VolumeMount};
 
@@ -171,9 +173,22 @@ fn only_sandboxes_of_sessions_have_app_folder() {
     let has_app = |owner| {
         let record = Record { owner, ..record(Network::Door) };
         let steps = plan(&record, &[], &facts()).steps;
-        steps.iter().any(|step| matches!(step, Step::App { .. }))
+        steps.iter().any(|step| matches!(step, Step::Pid1Folder { writer: Descriptor::App, .. }))
     };
     assert!(has_app(Owner::Sessions));
     // An image may well have its own `/app`.
     assert!(!has_app(Owner::Standalone) && !has_app(Owner::Process(1)));
+}
+
+#[test]
+fn only_network_settings_add_their_folder() {
+    let has_folder = |certificates: &str| {
+        let settings =
+            NetworkSettings { certificates: certificates.to_owned(), ..NetworkSettings::default() };
+        let steps = plan(&Record { settings, ..record(Network::Door) }, &[], &facts()).steps;
+        let folder =
+            |step: &Step| matches!(step, Step::Pid1Folder { writer: Descriptor::Settings, .. });
+        steps.iter().any(folder)
+    };
+    assert!(has_folder("-----BEGIN CERTIFICATE-----") && !has_folder(""));
 }

@@ -246,6 +246,7 @@ impl SandboxTable {
                 sealed: record.network == Network::Nothing,
                 file_bytes: record.file_bytes,
                 cpus: Vec::new(),
+                settings: record.settings,
             },
         };
         send(&standby.assignment_socket, &assignment, files).doing(|| "send pid 1 its assignment")

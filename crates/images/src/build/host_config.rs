@@ -150,13 +150,7 @@ impl HostConfig {
     }
 
     fn npm(&mut self) -> Result<(), ImageError> {
-        let home = env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
-        let user =
-            env::var_os("NPM_CONFIG_USERCONFIG").map_or_else(|| home.join(".npmrc"), PathBuf::from);
-        let mut lines = String::new();
-        for file in [Path::new("/etc/npmrc"), Path::new("/usr/etc/npmrc"), &user] {
-            lines += &npm_lines(&fs::read_to_string(file).unwrap_or_default());
-        }
+        let lines: String = npm_texts().iter().map(|text| npm_lines(text)).collect();
         secrets::add_npm_secrets(&mut self.redactor, &lines);
         self.write_file("npmrc", lines.as_bytes())?;
         self.env.insert("npm_config_userconfig".to_owned(), format!("{INSIDE}/npmrc"));
@@ -179,10 +173,19 @@ impl Drop for HostConfig {
 }
 
 // uv does not read pip's settings; the index URLs are the same.
-fn uv_variables(known: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+pub(crate) fn uv_variables(known: &BTreeMap<String, String>) -> BTreeMap<String, String> {
     let same = [("PIP_INDEX_URL", "UV_DEFAULT_INDEX"), ("PIP_EXTRA_INDEX_URL", "UV_INDEX")];
     let pair = |(pip, uv): (&str, &str)| Some((uv.to_owned(), known.get(pip)?.clone()));
     same.into_iter().filter_map(pair).collect()
+}
+
+/// The host's npm configuration files; later ones override earlier ones.
+pub(crate) fn npm_texts() -> Vec<String> {
+    let home = env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
+    let user =
+        env::var_os("NPM_CONFIG_USERCONFIG").map_or_else(|| home.join(".npmrc"), PathBuf::from);
+    let files = [Path::new("/etc/npmrc"), Path::new("/usr/etc/npmrc"), &user];
+    files.iter().filter_map(|file| fs::read_to_string(file).ok()).collect()
 }
 
 fn npm_lines(text: &str) -> String {
@@ -197,7 +200,7 @@ fn proxy_variables(all: impl Iterator<Item = (String, String)>) -> BTreeMap<Stri
     all.filter(|(name, _)| PROXY_VARIABLES.contains(&name.to_ascii_lowercase().as_str())).collect()
 }
 
-fn pip_files() -> Vec<String> {
+pub(crate) fn pip_files() -> Vec<String> {
     let home = env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
     let mut paths = vec![
         PathBuf::from("/etc/pip.conf"),
@@ -209,7 +212,7 @@ fn pip_files() -> Vec<String> {
 }
 
 // Later files override earlier ones, and variables override files, as in pip itself.
-fn pip_variables(
+pub(crate) fn pip_variables(
     files: &[String],
     all: impl Iterator<Item = (String, String)>,
 ) -> BTreeMap<String, String> {

@@ -11,10 +11,14 @@ mod sandboxes;
 mod snapshots;
 mod spec;
 
-use std::{io, path::PathBuf, sync::Arc};
+use std::{
+    io,
+    path::PathBuf,
+    sync::{Arc, LazyLock},
+};
 
 use harvest_engine::{Engine, EngineError, Limits};
-use harvest_proto::SandboxId;
+use harvest_proto::{SandboxId, launch::NetworkSettings};
 use harvest_session::sandboxes::SandboxError;
 use tokio::{
     sync::{Mutex, Semaphore},
@@ -48,7 +52,22 @@ pub struct Local {
     starts: Arc<Semaphore>,
     counting: Arc<Mutex<()>>,
     state_bytes: u64,
+    /// Certificates and package sources of sandboxes with a network; read at the first one.
+    settings: Arc<LazyLock<NetworkSettings, ReadSettings>>,
 }
+
+/// The certificates and package sources of this host.
+#[must_use]
+pub fn host_settings() -> NetworkSettings {
+    let (settings, left_out) = harvest_images::host_settings();
+    if left_out > 0 {
+        tracing::warn!(left_out, "this host adds more certificates than sandboxes can be given");
+    }
+    settings
+}
+
+/// Reads the network settings of sandboxes.
+pub type ReadSettings = Box<dyn FnOnce() -> NetworkSettings + Send>;
 
 impl Local {
     #[must_use]
@@ -60,7 +79,14 @@ impl Local {
             starts: Arc::new(Semaphore::new(CONCURRENT_STARTS)),
             counting: Arc::default(),
             state_bytes: harvest_engine::DEFAULT_BYTES,
+            settings: Arc::new(LazyLock::new(Box::new(NetworkSettings::default))),
         }
+    }
+
+    /// The certificates and package sources of sandboxes with a network. Blocks the first one.
+    #[must_use]
+    pub fn with_settings(self, read: ReadSettings) -> Self {
+        Self { settings: Arc::new(LazyLock::new(read)), ..self }
     }
 
     /// The limits of a sandbox whose creator gives none.

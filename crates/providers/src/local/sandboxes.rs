@@ -1,6 +1,6 @@
 //! Sandboxes on this machine.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use async_trait::async_trait;
 use harvest_engine::{
@@ -10,6 +10,7 @@ use harvest_proto::{
     SandboxId, SnapshotId,
     api::{DamagedSandbox, Sandbox, SandboxList},
     event::SnapshotKind,
+    launch::NetworkSettings,
 };
 use harvest_session::{
     DoorListener, DoorSocket, error_chain,
@@ -38,8 +39,8 @@ impl SandboxProvider for Local {
     async fn create(&self, spec: SandboxSpec) -> Result<Created, SandboxError> {
         let (spec, state) = engine_spec(spec, &self.default_limits)?;
         let _permit = self.starts.acquire().await.expect("the semaphore is never closed");
-        let state_bytes = self.state_bytes;
-        let started = self.engine(STARTING, move |engine| start(engine, spec, state, state_bytes));
+        let start = self.start(spec, state);
+        let started = self.engine(STARTING, start);
         Ok(started.await?.0)
     }
 
@@ -49,10 +50,10 @@ impl SandboxProvider for Local {
     ) -> Result<(Created, Box<dyn BridgeStream>), SandboxError> {
         let (spec, state) = engine_spec(spec, &self.default_limits)?;
         let _permit = self.starts.acquire().await.expect("the semaphore is never closed");
-        let state_bytes = self.state_bytes;
+        let start = self.start(spec, state);
         let started = self.work(STARTING, move |engine| {
             let failed = |error| sandbox_error(STARTING, error);
-            let (created, running) = start(engine, spec, state, state_bytes).map_err(failed)?;
+            let (created, running) = start(engine).map_err(failed)?;
             // On the same thread, which saves a hop before the first command.
             let stream = connect_blocking(&running.bridge);
             Ok((created, stream.map_err(|error| SandboxError::failed(STARTING, error))?))
@@ -188,6 +189,21 @@ impl SandboxProvider for Local {
 }
 
 impl Local {
+    /// The blocking start of a sandbox. The host's settings are read here, because that blocks too.
+    fn start(
+        &self,
+        mut spec: Spec,
+        state: Option<StateVolume>,
+    ) -> impl FnOnce(&Engine) -> Result<(Created, Running), EngineError> + Send + 'static {
+        let (state_bytes, settings) = (self.state_bytes, Arc::clone(&self.settings));
+        move |engine| {
+            if spec.network != Network::Nothing {
+                spec.settings = NetworkSettings::clone(&settings);
+            }
+            start(engine, spec, state, state_bytes)
+        }
+    }
+
     async fn state(&self, sandbox: &SandboxId) -> Result<SandboxState, SandboxError> {
         self.on(sandbox, "find", Engine::find).await
     }

@@ -4,8 +4,11 @@ use harvest_engine::{
     Image, Inspected, Limits, Network, Origin, Owner, ParseVolumeNameError, SandboxState, Spec,
     VolumeMount,
 };
-use harvest_proto::api::{
-    Sandbox, SandboxLimits, SandboxNetwork, SandboxOwner, SandboxStatus, VolumeMount as Mount,
+use harvest_proto::{
+    api::{
+        Sandbox, SandboxLimits, SandboxNetwork, SandboxOwner, SandboxStatus, VolumeMount as Mount,
+    },
+    launch::NetworkSettings,
 };
 use harvest_session::sandboxes::{SandboxError, SandboxSpec, StartFrom, StateVolume};
 
@@ -35,6 +38,7 @@ pub(super) fn engine_spec(
         binds: Vec::new(),
         volumes: spec.volumes.into_iter().map(mount).collect::<Result<_, _>>()?,
         env: spec.env,
+        settings: NetworkSettings::default(),
         made_by: spec.made_by,
     };
     Ok((spec, state))

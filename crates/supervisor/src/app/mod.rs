@@ -98,7 +98,7 @@ pub(crate) fn write(folder: &OwnedFd, content: Content<'_>) -> io::Result<()> {
     Ok(())
 }
 
-fn write_file(folder: &OwnedFd, name: &str, text: &str) -> io::Result<()> {
+pub(crate) fn write_file(folder: &OwnedFd, name: &str, text: &str) -> io::Result<()> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC;
     let file = rustix::fs::openat(folder, name, flags, Mode::from_raw_mode(0o644))?;
     io::Write::write_all(&mut std::fs::File::from(file), text.as_bytes())

@@ -22,7 +22,7 @@ use harvest_proto::{
     AgentName, EventBody, PromptId, SandboxId, SessionId, TurnId,
     bridge::*,
     event::{BootPhase, PhaseStatus, TurnOutcome},
-    launch::{Descriptor, Launch},
+    launch::{Descriptor, Launch, NetworkSettings},
 };
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
@@ -95,6 +95,7 @@ impl Sandbox {
             sealed: false,
             file_bytes: None,
             cpus: Vec::new(),
+            settings: NetworkSettings::default(),
         };
         let (ours, theirs) = UnixStream::pair().unwrap();
         let process = Process::new(env!("CARGO_BIN_EXE_harvest-supervisor"))

@@ -23,6 +23,7 @@ mod freeze_pause_restore;
 mod gc_all;
 mod history;
 mod history_budget;
+mod host_network;
 mod inputs;
 mod inside;
 mod keys_and_budget;

@@ -121,6 +121,7 @@ async fn plan(ctx: &Invocation, image: Option<String>) -> Result<()> {
         network: Network::Door,
         owner: Owner::Sessions,
         binds: Vec::new(),
+        settings: Default::default(),
         volumes: Vec::new(),
         env: Default::default(),
         made_by: None,
