@@ -195,10 +195,11 @@ impl Clients {
             Reach::ThisMachine => Some(&self.loopback),
             Reach::Any if is_plain_loopback(request.url()) => Some(&self.loopback),
             Reach::Any => self.external.get_or_init(|| build(builder())).as_ref(),
-            Reach::Public => self
-                .public
-                .get_or_init(|| build(builder().dns_resolver(self.resolver.clone())))
-                .as_ref(),
+            Reach::Public => {
+                self.resolver.judge_proxied(request.url()).await?;
+                let public = || build(builder().dns_resolver(self.resolver.clone()));
+                self.public.get_or_init(public).as_ref()
+            }
         };
         let client = client.ok_or("no HTTPS client; are there CA certificates on this machine?")?;
         client.execute(request).await.map_err(|failed| failed.without_url().into())

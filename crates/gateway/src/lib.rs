@@ -25,6 +25,7 @@ use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 
 use door::Door;
 pub use door::DoorObserver;
+pub use egress::HostProxies;
 pub use git::{RemoteUrlError, normalize_remote_url};
 pub use harvest_proto::script::{Script, ScriptError, ScriptRule};
 use harvest_proto::{
@@ -52,6 +53,8 @@ pub struct GatewayConfig {
     pub private_hosts: PrivateHosts,
     /// Names with a fixed address and port instead of a DNS look-up.
     pub pinned: BTreeMap<String, SocketAddr>,
+    /// The host's proxies for relayed connections. The HTTP clients read the same variables.
+    pub proxies: HostProxies,
 }
 
 /// Opens doors. Clones share one gateway.

@@ -17,7 +17,7 @@ use futures_util::FutureExt as _;
 use harvest_proto::door::{DoorReply, DoorRequest, GIT_NAME, MAX_LINE_BYTES, MCP_NAME, MODEL_NAME};
 use tokio::{
     io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader},
-    net::{TcpStream, UnixListener},
+    net::UnixListener,
     sync::Semaphore,
     time::timeout,
 };
@@ -238,7 +238,7 @@ async fn connect(door: Arc<Door>, mut stream: Stream, name: &str, port: u16) {
 async fn forward(
     door: &Door,
     stream: Stream,
-    upstream: TcpStream,
+    upstream: egress::OpenConnection,
     name: &str,
     port: u16,
     private: bool,

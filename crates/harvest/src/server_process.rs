@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail};
 use harvest_engine::{Engine, Thresholds};
 use harvest_forge::LocalForge;
 use harvest_gateway::{
-    Gateway, GatewayConfig, PrivateHosts, ScriptRule, host_registries, trusted_names,
+    Gateway, GatewayConfig, HostProxies, PrivateHosts, ScriptRule, host_registries, trusted_names,
     vault::Vault,
 };
 use harvest_proto::{
@@ -280,6 +280,7 @@ fn gateway_config(config: &Config, script_rules: Vec<ScriptRule>) -> GatewayConf
         upstreams,
         mcp_servers,
         private_hosts,
+        proxies: HostProxies::from_variables(process_env),
         ..GatewayConfig::default()
     }
 }

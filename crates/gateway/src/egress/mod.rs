@@ -1,11 +1,12 @@
 //! Connections to allowed names: resolves the name on the machine, connects to public addresses
-//! only, and forwards what names the same host: a TLS connection by its hello, plain HTTP on port
-//! 80 by every request. Other protocols, on ports that a rule allows, name no host. Does not
-//! decrypt TLS.
+//! only, or through the host's proxy, and forwards what names the same host: a TLS connection by
+//! its hello, plain HTTP on port 80 by every request. Other protocols, on ports that a rule allows,
+//! name no host. Does not decrypt TLS.
 
 pub(crate) mod address;
 pub(crate) mod hello;
 mod plain_http;
+mod proxy;
 mod resolver;
 
 use std::{borrow::Cow, io, net::SocketAddr, time::Duration};
@@ -19,11 +20,15 @@ use tokio::{
     time::timeout,
 };
 
+pub use proxy::HostProxies;
+use proxy::Proxy;
 pub(crate) use resolver::{PrivateAddress, PublicResolver};
 
 use crate::{GatewayConfig, policy};
 
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
+// A host whose names only its proxy resolves may have no resolver that answers.
+const PROXIED_LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 // For the complete TLS hello or request head, from the open connection.
 const FIRST_BYTES_TIMEOUT: Duration = Duration::from_secs(30);
@@ -36,14 +41,66 @@ pub(crate) const PRIVATE_ADDRESS: &str = "the name resolves to a private address
 /// Why a connection was refused.
 pub(crate) type RefusalReason = Cow<'static, str>;
 
+/// An open connection to a name, or to a proxy that takes requests for it.
+pub(crate) struct OpenConnection {
+    stream: TcpStream,
+    /// The proxy of plain HTTP, which gets each request in absolute form.
+    http_proxy: Option<Proxy>,
+}
+
 pub(crate) async fn connect(
     config: &GatewayConfig,
     name: &str,
     port: u16,
     private: bool,
-) -> Result<TcpStream, RefusalReason> {
+) -> Result<OpenConnection, RefusalReason> {
     let name = policy::normalize(name).ok_or("not a valid host name")?;
-    for address in resolve(config, &name, port, private).await? {
+    match config.proxies.of(&name, port) {
+        Some(proxy) => connect_through(proxy, config, &name, port, private).await,
+        None => {
+            let stream = connect_directly(config, &name, port, private).await?;
+            Ok(OpenConnection { stream, http_proxy: None })
+        }
+    }
+}
+
+/// Connects through a proxy, which resolves the name. A name that is known to be private here is
+/// refused nevertheless; one that is unknown here is judged by the proxy alone.
+async fn connect_through(
+    proxy: &Proxy,
+    config: &GatewayConfig,
+    name: &str,
+    port: u16,
+    private: bool,
+) -> Result<OpenConnection, RefusalReason> {
+    refuse_known_private(config, name, port, private).await?;
+    Ok(match port {
+        80 => OpenConnection { stream: proxy.dial().await?, http_proxy: Some(proxy.clone()) },
+        _ => OpenConnection { stream: proxy.tunnel(name, port).await?, http_proxy: None },
+    })
+}
+
+/// Refuses a name that a proxy would resolve, if it is known here and private.
+async fn refuse_known_private(
+    config: &GatewayConfig,
+    name: &str,
+    port: u16,
+    private: bool,
+) -> Result<(), RefusalReason> {
+    let known = timeout(PROXIED_LOOKUP_TIMEOUT, resolve(config, name, port, private)).await;
+    match known {
+        Ok(Err(reason)) if reason == PRIVATE_ADDRESS => Err(reason),
+        _ => Ok(()),
+    }
+}
+
+async fn connect_directly(
+    config: &GatewayConfig,
+    name: &str,
+    port: u16,
+    private: bool,
+) -> Result<TcpStream, RefusalReason> {
+    for address in resolve(config, name, port, private).await? {
         if let Ok(Ok(stream)) = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
             // Small packets of a handshake must not be delayed.
             let _ = stream.set_nodelay(true);
@@ -82,12 +139,13 @@ async fn look_up(name: &str, port: u16) -> Result<Vec<SocketAddr>, RefusalReason
 /// Forwards a connection until both ends are done, as far as it names the expected host.
 pub(crate) async fn forward(
     mut inside: impl AsyncBufRead + AsyncWrite + Unpin,
-    mut outside: TcpStream,
+    upstream: OpenConnection,
     name: &str,
     port: u16,
 ) -> Result<(), RefusalReason> {
+    let OpenConnection { stream: mut outside, http_proxy } = upstream;
     if port == 80 {
-        return plain_http::forward(inside, outside, name).await;
+        return plain_http::forward(inside, outside, name, http_proxy.as_ref()).await;
     }
     let first = match port == 443 || is_tls(&mut inside, &outside).await {
         true => timeout(FIRST_BYTES_TIMEOUT, first_bytes(&mut inside, name))

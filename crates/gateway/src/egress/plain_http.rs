@@ -1,6 +1,7 @@
 //! Plain HTTP to an allowed name. Every request of a connection is parsed, judged by its host and
 //! sent anew: a server with several names may answer on a kept-alive connection for any of them.
-//! Upgrades to other protocols are not forwarded.
+//! Upgrades to other protocols are not forwarded. A proxy of the host gets each request in absolute
+//! form.
 
 use std::sync::OnceLock;
 
@@ -10,6 +11,7 @@ use hyper::{
     body::Incoming,
     client::conn::http1::{self as client, SendRequest},
     header::{self, HeaderValue},
+    http::uri::Scheme,
     server::conn::http1 as server,
     service::service_fn,
 };
@@ -20,7 +22,7 @@ use tokio::{
     sync::Mutex,
 };
 
-use super::{FIRST_BYTES_TIMEOUT, RefusalReason};
+use super::{FIRST_BYTES_TIMEOUT, RefusalReason, proxy::Proxy};
 use crate::{
     http::{self, Abort, Body},
     policy,
@@ -34,6 +36,7 @@ pub(super) async fn forward(
     inside: impl AsyncRead + AsyncWrite + Unpin,
     outside: TcpStream,
     name: &str,
+    proxy: Option<&Proxy>,
 ) -> Result<(), RefusalReason> {
     let Ok((sender, upstream)) = client::handshake(TokioIo::new(outside)).await else {
         return Ok(());
@@ -44,7 +47,7 @@ pub(super) async fn forward(
             let _ = refused.set(reason);
             return Err(Abort);
         }
-        send(sender, request).await
+        send(sender, request, proxy).await
     };
     let mut server = server::Builder::new();
     server.max_buf_size(MAX_BUFFER_BYTES).half_close(true);
@@ -68,9 +71,13 @@ pub(super) async fn forward(
 async fn send(
     sender: &Mutex<SendRequest<Incoming>>,
     mut request: Request<Incoming>,
+    proxy: Option<&Proxy>,
 ) -> Result<Response<Body>, Abort> {
     *request.version_mut() = Version::HTTP_11;
     *request.headers_mut() = forwarded(request.headers());
+    if let Some(proxy) = proxy {
+        address_proxy(&mut request, proxy)?;
+    }
     let mut sender = sender.lock().await;
     sender.ready().await.map_err(|_| Abort)?;
     let answered = sender.send_request(request).await.map_err(|_| Abort)?;
@@ -81,6 +88,19 @@ async fn send(
         headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     Ok(http::response(parts.status, headers, body))
+}
+
+/// Puts a request that was judged into the form that a proxy takes.
+fn address_proxy(request: &mut Request<Incoming>, proxy: &Proxy) -> Result<(), Abort> {
+    let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
+    let authority = host.and_then(|host| host.parse().ok()).ok_or(Abort)?;
+    let mut parts = std::mem::take(request.uri_mut()).into_parts();
+    (parts.scheme, parts.authority) = (Some(Scheme::HTTP), Some(authority));
+    *request.uri_mut() = Uri::from_parts(parts).map_err(|_| Abort)?;
+    if let Some(authorization) = proxy.authorization() {
+        request.headers_mut().insert(header::PROXY_AUTHORIZATION, authorization);
+    }
+    Ok(())
 }
 
 /// The headers to send on. `Connection: host` would remove the judged host, and the server would

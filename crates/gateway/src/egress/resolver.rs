@@ -1,18 +1,15 @@
 //! The resolver of the HTTP client for git remotes: it returns only addresses that may be dialled,
 //! so the address that was judged is the one that is dialled.
 
-use std::{collections::HashSet, env, net::SocketAddr, sync::Arc};
+use std::{collections::BTreeSet, net::SocketAddr, sync::Arc};
 
 use reqwest::{
     Url,
     dns::{Addrs, Name, Resolve, Resolving},
 };
 
-use super::{PRIVATE_ADDRESS, look_up, resolve};
+use super::{PRIVATE_ADDRESS, look_up, refuse_known_private, resolve};
 use crate::{GatewayConfig, policy};
-
-const PROXY_VARIABLES: [&str; 6] =
-    ["http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"];
 
 /// A name that resolves to private addresses only.
 #[derive(Debug, thiserror::Error)]
@@ -24,19 +21,29 @@ pub(crate) struct PublicResolver {
     config: Arc<GatewayConfig>,
     /// The host's own proxies, which may have private addresses. They resolve the names of remotes
     /// themselves.
-    proxies: Arc<HashSet<String>>,
+    proxies: Arc<BTreeSet<String>>,
 }
 
 impl PublicResolver {
     pub(crate) fn new(config: &GatewayConfig) -> Self {
-        let proxies = PROXY_VARIABLES.iter().filter_map(|name| env::var(name).ok());
-        let proxies = proxies.filter_map(|proxy| proxy_host(&proxy)).collect();
-        Self { config: Arc::new(config.clone()), proxies: Arc::new(proxies) }
+        let proxies = Arc::new(config.proxies.names());
+        Self { config: Arc::new(config.clone()), proxies }
     }
 
     /// Whether a name is that of a proxy, whose address is not judged.
     pub(crate) fn is_proxy(&self, name: &str) -> bool {
         policy::normalize(name).is_some_and(|name| self.proxies.contains(&name))
+    }
+
+    /// Refuses the host of a request that goes through a proxy, if it is known here and private.
+    pub(crate) async fn judge_proxied(&self, url: &Url) -> Result<(), PrivateAddress> {
+        let Some(name) = url.domain().and_then(policy::normalize) else { return Ok(()) };
+        let port = url.port_or_known_default().unwrap_or_default();
+        if self.config.proxies.of(&name, port).is_none() {
+            return Ok(());
+        }
+        let judged = refuse_known_private(&self.config, &name, port, false).await;
+        judged.map_err(|_| PrivateAddress)
     }
 
     async fn addresses(&self, name: &str) -> Result<Vec<SocketAddr>, crate::http::BodyError> {
@@ -60,23 +67,10 @@ impl Resolve for PublicResolver {
     }
 }
 
-// Proxies are also given without a scheme.
-fn proxy_host(proxy: &str) -> Option<String> {
-    let proxy = if proxy.contains("://") { proxy.to_owned() } else { format!("http://{proxy}") };
-    policy::normalize(Url::parse(&proxy).ok()?.domain()?)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn proxy_is_found_with_and_without_scheme() {
-        for proxy in ["http://Proxy.corp:3128", "proxy.corp:3128", "http://u:p@proxy.corp/"] {
-            assert_eq!(proxy_host(proxy).as_deref(), Some("proxy.corp"), "{proxy}");
-        }
-        assert_eq!(proxy_host("10.0.0.1:3128"), None);
-    }
+    use crate::HostProxies;
 
     #[tokio::test]
     async fn only_public_addresses_are_returned() {
@@ -97,6 +91,12 @@ mod tests {
             let addresses = resolver.addresses(name).await.ok();
             assert_eq!(addresses, found.map(|found| vec![found.parse().unwrap()]), "{name}");
         }
+        let url = |name: &str| Url::parse(&format!("https://{name}/a.git")).unwrap();
+        assert!(resolver.judge_proxied(&url("private.example")).await.is_ok(), "without a proxy");
+        let proxies = HostProxies::from_variables(|_| Some("http://proxy.example".to_owned()));
+        let proxied = PublicResolver::new(&GatewayConfig { proxies, ..config });
+        assert!(proxied.judge_proxied(&url("private.example")).await.is_err());
+        assert!(proxied.judge_proxied(&url("allowed.example")).await.is_ok());
         let refused = resolver.addresses("private.example").await.unwrap_err();
         assert!(refused.is::<PrivateAddress>(), "{refused}");
     }

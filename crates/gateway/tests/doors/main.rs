@@ -6,6 +6,7 @@ mod egress;
 mod git;
 mod mcp;
 mod model;
+mod proxy;
 mod remote_mcp;
 mod rules;
 
