@@ -12,7 +12,7 @@ use std::{
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt, TryStreamExt, stream};
 use harvest_proto::Secret;
-use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
+use http_body_util::{BodyDataStream, BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
 use hyper::{
     HeaderMap, Request, Response, StatusCode,
     body::{Frame, Incoming},
@@ -126,12 +126,28 @@ pub(crate) fn upstream_chunks(
     response: reqwest::Response,
     secrets: &[&Secret<String>],
 ) -> impl Stream<Item = Result<Bytes, BodyError>> + Send + Unpin + use<> {
+    masked(response.bytes_stream().map_err(|failed| failed.without_url().into()), secrets)
+}
+
+/// A body with these secrets masked, and without trailers.
+pub(crate) fn masked_body(body: Body, secrets: &[&Secret<String>]) -> Body {
+    let chunks = masked(BodyDataStream::new(body), secrets);
+    StreamBody::new(chunks.map_ok(Frame::data)).boxed_unsync()
+}
+
+fn masked<S>(
+    chunks: S,
+    secrets: &[&Secret<String>],
+) -> impl Stream<Item = Result<Bytes, BodyError>> + Send + Unpin + use<S>
+where
+    S: Stream<Item = Result<Bytes, BodyError>> + Send + Unpin,
+{
     let mut redactor = StreamRedactor::new(secrets);
-    let chunks = response.bytes_stream().map(Some).chain(stream::iter([None]));
+    let chunks = chunks.map(Some).chain(stream::iter([None]));
     chunks.filter_map(move |chunk| {
         let masked = match chunk {
             Some(Ok(chunk)) => Ok(redactor.push(chunk)),
-            Some(Err(failed)) => Err(failed.without_url().into()),
+            Some(Err(failed)) => Err(failed),
             None => Ok(redactor.finish()),
         };
         let empty = masked.as_ref().is_ok_and(Bytes::is_empty);

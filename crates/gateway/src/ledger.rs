@@ -5,23 +5,31 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use harvest_proto::{
-    BranchName, EventBody, NetworkPolicy, RepositoryName, Secret, SessionId, TrafficCount,
-    UpstreamName,
+    BranchName, EventBody, NetworkPolicy, RepositoryName, Secret, SecretOwner, SecretScope,
+    SessionId, TrafficCount, UpstreamName,
     api::{KeySource, NetworkRule},
     event::Usage,
 };
 use tokio::sync::watch;
 
-use crate::policy::normalize_entry;
+use crate::{HeaderTemplate, policy::normalize_entry};
 
 /// Provides secrets, checks budgets and records usage.
 #[async_trait]
 pub trait Ledger: Send + Sync {
-    /// The value of a secret, for the gateway's own requests; it never goes into a sandbox.
-    async fn secret(&self, name: &str) -> Option<Secret<String>>;
+    /// The value of a secret, for the gateway's own requests; it never goes into a sandbox. The
+    /// first of the owners that has one wins.
+    async fn secret(&self, owners: &[SecretOwner], name: &str) -> Option<Secret<String>>;
 
     /// Where the value of a secret comes from.
-    async fn secret_source(&self, name: &str) -> KeySource;
+    async fn secret_source(&self, owners: &[SecretOwner], name: &str) -> KeySource;
+
+    /// The secrets that are added to requests for a host, narrowest scope first.
+    async fn host_secrets(&self, owners: &[SecretOwner], host: &str) -> Vec<HostSecret>;
+
+    /// Logs that secrets are added to a request, before it is sent. A request that cannot be logged
+    /// is refused.
+    async fn record_use(&self, session: &SessionId, used: HostSecretUse) -> Result<(), Refusal>;
 
     /// Checks before every model call whether the session may make it.
     async fn reserve(&self, session: &SessionId) -> Result<(), Refusal>;
@@ -34,6 +42,26 @@ pub trait Ledger: Send + Sync {
 
     /// Adds to the network log of a session.
     async fn count_traffic(&self, session: &SessionId, counts: Vec<TrafficCount>);
+}
+
+/// A secret that is added to requests for a host.
+#[derive(Debug, Clone)]
+pub struct HostSecret {
+    pub name: String,
+    pub scope: SecretScope,
+    pub header: HeaderTemplate,
+    pub value: Secret<String>,
+}
+
+/// A request to which secrets are added.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostSecretUse {
+    /// Name and scope of each secret.
+    pub secrets: Vec<(String, SecretScope)>,
+    pub host: String,
+    pub method: String,
+    /// Without the query, which may be private.
+    pub path: String,
 }
 
 /// The tools of a session, which its agent calls at the tools door.
@@ -75,6 +103,8 @@ pub struct DoorPolicy {
     pub upstream: watch::Receiver<UpstreamName>,
     /// Repositories it may fetch from and push to.
     pub repositories: Vec<GitAccess>,
+    /// Whose secrets its requests use, narrowest scope first.
+    pub secrets: Vec<SecretOwner>,
 }
 
 /// A network policy with the names and rules it consists of.

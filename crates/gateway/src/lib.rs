@@ -6,6 +6,8 @@
 //! [`ledger::Ledger`]; the gateway keeps no state across a restart.
 #![forbid(unsafe_code)]
 
+mod authority;
+mod credentials;
 mod door;
 mod egress;
 mod git;
@@ -23,13 +25,15 @@ pub mod vault;
 
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 
+pub use authority::{Authority, AuthorityError};
+pub use credentials::{HeaderTemplate, HeaderTemplateError, normalize_host};
 use door::Door;
 pub use door::DoorObserver;
 pub use egress::HostProxies;
 pub use git::{RemoteUrlError, normalize_remote_url};
 pub use harvest_proto::script::{Script, ScriptError, ScriptRule};
 use harvest_proto::{
-    UpstreamKind, UpstreamName,
+    SecretOwner, UpstreamKind, UpstreamName,
     api::{McpService, ModelService, ServiceModels},
 };
 use ledger::{DoorPolicy, Ledger, Tools};
@@ -39,6 +43,7 @@ pub use model::{Upstream, UpstreamError, Upstreams};
 pub use policy::normalize_entry;
 pub use private_hosts::PrivateHosts;
 pub use registries::{host_registries, trusted_names};
+use rustls::pki_types::CertificateDer;
 
 /// Settings of all doors.
 #[derive(Debug, Clone, Default)]
@@ -55,6 +60,10 @@ pub struct GatewayConfig {
     pub pinned: BTreeMap<String, SocketAddr>,
     /// The host's proxies for relayed connections. The HTTP clients read the same variables.
     pub proxies: HostProxies,
+    /// Ends TLS connections to the hosts that secrets are for; without one, none is ended.
+    pub authority: Option<Arc<Authority>>,
+    /// CA certificates to verify these hosts with, besides those of this machine.
+    pub extra_roots: Vec<CertificateDer<'static>>,
 }
 
 /// Opens doors. Clones share one gateway.
@@ -68,6 +77,7 @@ pub(crate) struct Shared {
     ledger: Arc<dyn Ledger>,
     config: GatewayConfig,
     clients: http::Clients,
+    upstream_tls: egress::UpstreamTls,
     failures: model::FailureCounts,
 }
 
@@ -76,23 +86,24 @@ impl Gateway {
     pub fn new(ledger: Arc<dyn Ledger>, config: GatewayConfig) -> Self {
         let resolver = egress::PublicResolver::new(&config);
         let (clients, failures) = (http::Clients::new(resolver), model::FailureCounts::default());
-        Self { shared: Arc::new(Shared { ledger, config, clients, failures }) }
+        let upstream_tls = egress::UpstreamTls::default();
+        Self { shared: Arc::new(Shared { ledger, config, clients, upstream_tls, failures }) }
     }
 
     /// The model services, and where the key of each comes from.
-    pub async fn model_services(&self) -> Vec<ModelService> {
+    pub async fn model_services(&self, owners: &[SecretOwner]) -> Vec<ModelService> {
         let mut services = Vec::new();
         for (name, upstream) in self.shared.config.upstreams.iter() {
-            services.push(upstream.service(name, self.shared.ledger.as_ref()).await);
+            services.push(upstream.service(name, self.shared.ledger.as_ref(), owners).await);
         }
         services
     }
 
     /// The MCP servers besides Harvest's own tools, and where the key of each comes from.
-    pub async fn mcp_services(&self) -> Vec<McpService> {
+    pub async fn mcp_services(&self, owners: &[SecretOwner]) -> Vec<McpService> {
         let mut services = Vec::new();
         for (name, server) in self.shared.config.mcp_servers.iter() {
-            services.push(server.service(name, self.shared.ledger.as_ref()).await);
+            services.push(server.service(name, self.shared.ledger.as_ref(), owners).await);
         }
         services
     }
@@ -104,10 +115,14 @@ impl Gateway {
     }
 
     /// The model services, or one of them, and the models that each lists now.
-    pub async fn models(&self, only: Option<&UpstreamName>) -> Vec<ServiceModels> {
+    pub async fn models(
+        &self,
+        owners: &[SecretOwner],
+        only: Option<&UpstreamName>,
+    ) -> Vec<ServiceModels> {
         let asked = self.shared.config.upstreams.iter();
         let asked = asked.filter(|(name, _)| only.is_none_or(|only| only == *name));
-        let list = |(name, upstream)| model::list_models(&self.shared, name, upstream);
+        let list = |(name, upstream)| model::list_models(&self.shared, name, upstream, owners);
         futures_util::future::join_all(asked.map(list)).await
     }
 

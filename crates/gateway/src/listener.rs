@@ -245,8 +245,9 @@ async fn forward(
 ) {
     let name_in_log = policy::normalize(name).unwrap_or_default();
     let stream = Counted { stream, bytes: door.traffic.connected(&name_in_log, port) };
+    let interception = egress::Interception::of(door, name, port).await;
     let refused = tokio::select! {
-        ended = egress::forward(stream, upstream, name, port) => {
+        ended = egress::forward(stream, upstream, name, port, interception) => {
             ended.err().map(|reason| Verdict::Refused { reason: reason.into(), hint: None })
         }
         refused = door.no_longer_allowed(name, port, private) => Some(refused),

@@ -1,8 +1,8 @@
 //! Encryption of stored secrets. Knows nothing about permissions.
 //!
 //! A sealed secret is one version byte, a nonce of 12 random bytes, and the value encrypted with
-//! AES-256-GCM. The secret's name is associated data, so that a sealed value cannot be moved to
-//! another name.
+//! AES-256-GCM. The secret's owner and name are associated data, so that a sealed value cannot be
+//! moved to another owner or name.
 
 use std::{
     borrow::Cow,
@@ -14,14 +14,17 @@ use std::{
 };
 
 use base64::{Engine, prelude::BASE64_STANDARD};
-use harvest_proto::{Hint, Secret};
+use harvest_proto::{Hint, Secret, SecretOwner};
 use ring::{
     aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey},
+    hmac::{self, HMAC_SHA256},
     rand::{SecureRandom, SystemRandom},
 };
 
 const VERSION: u8 = 1;
 const KEY_BYTES: usize = 32;
+const AUTHORITY: &str = "harvest certificate authority";
+const FINGERPRINTS: &[u8] = b"harvest fingerprints of requests";
 
 #[derive(Debug, thiserror::Error)]
 pub enum VaultError {
@@ -32,6 +35,9 @@ pub enum VaultError {
     /// The bytes are damaged, belong to another name or were sealed with another key.
     #[error("cannot decrypt secret `{name}` with this key")]
     CannotDecrypt { name: SecretName },
+    /// The certificate authority was sealed with another key, or is damaged.
+    #[error("cannot decrypt the key of the certificate authority")]
+    CannotDecryptAuthority,
     #[error("the system's random number generator failed")]
     Random,
 }
@@ -46,7 +52,7 @@ impl Hint for VaultError {
                 .into(),
             ),
             Self::KeyFile { source, .. } => source.hint(),
-            Self::InvalidKey { .. } | Self::Random => None,
+            Self::InvalidKey { .. } | Self::CannotDecryptAuthority | Self::Random => None,
         }
     }
 }
@@ -89,6 +95,8 @@ impl fmt::Display for SecretName {
 /// Seals and unseals secrets with a key from a file that only its owner can read.
 pub struct Vault {
     key: LessSafeKey,
+    /// Derived from the key file, for [`Vault::fingerprint`].
+    fingerprints: hmac::Key,
     random: SystemRandom,
     on_value: fn(&Secret<String>),
 }
@@ -117,39 +125,72 @@ impl Vault {
             other => other?,
         };
         let key = UnboundKey::new(&AES_256_GCM, &bytes).expect("32 bytes are a key of AES-256");
-        Ok(Self { key: LessSafeKey::new(key), random, on_value: |_| {} })
+        let derived = hmac::sign(&hmac::Key::new(HMAC_SHA256, &bytes), FINGERPRINTS);
+        let fingerprints = hmac::Key::new(HMAC_SHA256, derived.as_ref());
+        Ok(Self { key: LessSafeKey::new(key), fingerprints, random, on_value: |_| {} })
     }
 
     /// Encrypts a value for storage.
-    pub fn seal(&self, name: &SecretName, value: &Secret<String>) -> Result<Vec<u8>, VaultError> {
+    pub fn seal(
+        &self,
+        owner: &SecretOwner,
+        name: &SecretName,
+        value: &Secret<String>,
+    ) -> Result<Vec<u8>, VaultError> {
         (self.on_value)(value);
-        let mut nonce = [0; NONCE_LEN];
-        self.random.fill(&mut nonce).map_err(|_| VaultError::Random)?;
-        let mut body = value.expose().clone().into_bytes();
-        self.key
-            .seal_in_place_append_tag(
-                Nonce::assume_unique_for_key(nonce),
-                associated(name),
-                &mut body,
-            )
-            .expect("a secret is shorter than the 64 GiB limit of a nonce");
-        Ok([&[VERSION], &nonce[..], &body].concat())
+        self.seal_bytes(label(owner, name), value.expose().clone().into_bytes())
     }
 
     /// Decrypts a stored value.
-    pub fn unseal(&self, name: &SecretName, sealed: &[u8]) -> Result<Secret<String>, VaultError> {
-        self.unseal_bytes(name, sealed)
+    pub fn unseal(
+        &self,
+        owner: &SecretOwner,
+        name: &SecretName,
+        sealed: &[u8],
+    ) -> Result<Secret<String>, VaultError> {
+        self.unseal_bytes(label(owner, name), sealed)
             .and_then(|bytes| String::from_utf8(bytes).ok())
             .map(Secret::new)
             .inspect(self.on_value)
             .ok_or_else(|| VaultError::CannotDecrypt { name: name.clone() })
     }
 
-    fn unseal_bytes(&self, name: &SecretName, sealed: &[u8]) -> Option<Vec<u8>> {
+    /// Encrypts the private key of the certificate authority.
+    pub(crate) fn seal_authority(&self, key: Vec<u8>) -> Result<Vec<u8>, VaultError> {
+        self.seal_bytes(AUTHORITY.to_owned(), key)
+    }
+
+    /// Decrypts the private key of the certificate authority.
+    pub(crate) fn unseal_authority(&self, sealed: &[u8]) -> Result<Vec<u8>, VaultError> {
+        self.unseal_bytes(AUTHORITY.to_owned(), sealed).ok_or(VaultError::CannotDecryptAuthority)
+    }
+
+    /// A hash of a request that may contain secrets: without the key it reveals nothing about them.
+    #[must_use]
+    pub fn fingerprint(&self, request: &[u8]) -> [u8; 32] {
+        let tag = hmac::sign(&self.fingerprints, request);
+        tag.as_ref().try_into().expect("a tag of HMAC-SHA-256 has 32 bytes")
+    }
+
+    fn seal_bytes(&self, label: String, mut body: Vec<u8>) -> Result<Vec<u8>, VaultError> {
+        let mut nonce = [0; NONCE_LEN];
+        self.random.fill(&mut nonce).map_err(|_| VaultError::Random)?;
+        self.key
+            .seal_in_place_append_tag(
+                Nonce::assume_unique_for_key(nonce),
+                Aad::from(label.into_bytes()),
+                &mut body,
+            )
+            .expect("a secret is shorter than the 64 GiB limit of a nonce");
+        Ok([&[VERSION], &nonce[..], &body].concat())
+    }
+
+    fn unseal_bytes(&self, label: String, sealed: &[u8]) -> Option<Vec<u8>> {
         let (nonce, body) = sealed.strip_prefix(&[VERSION])?.split_first_chunk::<NONCE_LEN>()?;
         let mut body = body.to_vec();
         let nonce = Nonce::assume_unique_for_key(*nonce);
-        let length = self.key.open_in_place(nonce, associated(name), &mut body).ok()?.len();
+        let label = Aad::from(label.into_bytes());
+        let length = self.key.open_in_place(nonce, label, &mut body).ok()?.len();
         body.truncate(length);
         Some(body)
     }
@@ -171,8 +212,9 @@ pub(crate) fn basic_credentials(token: &str) -> String {
     BASE64_STANDARD.encode(format!("x-access-token:{token}"))
 }
 
-fn associated(name: &SecretName) -> Aad<Vec<u8>> {
-    Aad::from(format!("harvest secret {name}").into_bytes())
+// A name contains no space, so different owners and names never have the same label.
+fn label(owner: &SecretOwner, name: &SecretName) -> String {
+    format!("harvest secret {owner} {name}")
 }
 
 fn read_key(path: &Path) -> Result<[u8; KEY_BYTES], VaultError> {
@@ -231,21 +273,24 @@ mod tests {
 
     use super::*;
 
+    const GLOBAL: SecretOwner = SecretOwner::Global;
+
     fn name(text: &str) -> SecretName {
         text.parse().unwrap()
     }
 
     #[test]
-    fn secret_opens_only_with_its_name_and_key() {
+    fn secret_opens_only_with_owner_name_and_key() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("key");
-        let value = Secret::new("sk-ant-123".to_owned());
-        let sealed = Vault::open(&path).unwrap().seal(&name("A"), &value).unwrap();
+        let (value, owner) = (Secret::new("sk-ant-123".to_owned()), SecretOwner::user("a@b.org"));
+        let sealed = Vault::open(&path).unwrap().seal(&owner, &name("A"), &value).unwrap();
         let vault = Vault::open(&path).unwrap();
-        assert_eq!(vault.unseal(&name("A"), &sealed).unwrap(), value);
-        assert!(vault.unseal(&name("B"), &sealed).is_err());
+        assert_eq!(vault.unseal(&owner, &name("A"), &sealed).unwrap(), value);
+        assert!(vault.unseal(&owner, &name("B"), &sealed).is_err());
+        assert!(vault.unseal(&SecretOwner::Global, &name("A"), &sealed).is_err());
         let other = Vault::open(&folder.path().join("other")).unwrap();
-        assert!(other.unseal(&name("A"), &sealed).is_err());
+        assert!(other.unseal(&owner, &name("A"), &sealed).is_err());
         assert!(!sealed.windows(6).any(|part| part == b"sk-ant"));
     }
 
@@ -265,13 +310,26 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("key");
         let sealed: Vec<_> = std::thread::scope(|scope| {
-            let make =
-                || Vault::open(&path).unwrap().seal(&name("A"), &Secret::new("v".into())).unwrap();
+            let make = || {
+                Vault::open(&path)
+                    .unwrap()
+                    .seal(&GLOBAL, &name("A"), &Secret::new("v".into()))
+                    .unwrap()
+            };
             let threads: Vec<_> = (0..8).map(|_| scope.spawn(make)).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
         let vault = Vault::open(&path).unwrap();
-        assert!(sealed.iter().all(|sealed| vault.unseal(&name("A"), sealed).is_ok()));
+        assert!(sealed.iter().all(|sealed| vault.unseal(&GLOBAL, &name("A"), sealed).is_ok()));
+    }
+
+    #[test]
+    fn fingerprint_needs_the_key() {
+        let folder = tempfile::tempdir().unwrap();
+        let vault = |name: &str| Vault::open(&folder.path().join(name)).unwrap();
+        assert_eq!(vault("a").fingerprint(b"x"), vault("a").fingerprint(b"x"));
+        assert_ne!(vault("a").fingerprint(b"x"), vault("a").fingerprint(b"y"));
+        assert_ne!(vault("a").fingerprint(b"x"), vault("b").fingerprint(b"x"));
     }
 
     #[test]
@@ -307,11 +365,11 @@ mod tests {
         ) {
             let folder = tempfile::tempdir().unwrap();
             let vault = Vault::open(&folder.path().join("key")).unwrap();
-            let mut sealed = vault.seal(&name("A"), &Secret::new(value)).unwrap();
+            let mut sealed = vault.seal(&GLOBAL, &name("A"), &Secret::new(value)).unwrap();
             let index = at.index(sealed.len());
             sealed[index] ^= 1 << bit;
-            prop_assert!(vault.unseal(&name("A"), &sealed).is_err());
-            prop_assert!(vault.unseal(&name("A"), &sealed[..index]).is_err());
+            prop_assert!(vault.unseal(&GLOBAL, &name("A"), &sealed).is_err());
+            prop_assert!(vault.unseal(&GLOBAL, &name("A"), &sealed[..index]).is_err());
         }
     }
 }

@@ -44,7 +44,7 @@ impl Backend {
             return Ok(Self::Remote { client: Client::find(config)?, same_host });
         }
         let engine = server_process::open_engine(config)?;
-        let provider = server_process::local_provider(engine.clone(), config);
+        let provider = server_process::local_provider(engine.clone(), config, String::new());
         let api = InProcessApi::new(Sandboxes::without_server(provider));
         Ok(Self::InProcess { api, engine })
     }

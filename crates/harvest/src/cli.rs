@@ -324,14 +324,44 @@ pub(crate) enum SecretCommand {
     Set {
         /// Its name, such as ANTHROPIC_API_KEY
         name: String,
+        #[command(flatten)]
+        owner: SecretOwnerArgs,
+        /// A host to whose requests over TLS the gateway adds it [default: hosts stay as they are]
+        #[arg(long = "host", value_name = "NAME")]
+        hosts: Vec<String>,
+        /// The header to add, with {} for the value [default: Authorization: Bearer {}]
+        #[arg(long, requires = "hosts")]
+        header: Option<String>,
     },
-    /// List the names of secrets
+    /// List secrets, and where each may be used
     Ls,
     /// Remove a secret
     Rm {
         /// The secret's name
         name: String,
+        #[command(flatten)]
+        owner: SecretOwnerArgs,
     },
+    /// List the requests to which a secret was added
+    Uses {
+        /// The secret's name
+        name: String,
+    },
+}
+
+/// What a secret belongs to; the whole server without any of these.
+#[derive(Debug, Args)]
+#[group(multiple = false)]
+pub(crate) struct SecretOwnerArgs {
+    /// For this repository's sessions and builds: OWNER/NAME, or NAME if only one has it
+    #[arg(short, long, value_name = "REPOSITORY")]
+    pub(crate) repository: Option<RepositoryRef>,
+    /// For this session: an id, an id prefix, or `-` for the newest
+    #[arg(long)]
+    pub(crate) session: Option<String>,
+    /// For your own sessions
+    #[arg(long)]
+    pub(crate) user: bool,
 }
 
 #[derive(Debug, Subcommand)]

@@ -1,17 +1,19 @@
 //! Checks this machine: kernel features probed by the engine, and the programs Harvest calls. Each
 //! finding has a stable id and a fix. Works without a server and when none can start.
 
+use std::collections::BTreeSet;
+
 use harvest_gateway::McpServer;
 use harvest_proto::{
-    McpServerName, UpstreamName,
-    api::{Finding, FindingLevel, KeySource, McpService, ModelService},
+    McpServerName, SecretOwner, UpstreamName,
+    api::{Finding, FindingLevel, KeySource, McpService, ModelService, StoredSecret},
 };
 use harvest_providers::local::{host_findings, program_findings};
 
 use crate::{
     client::Client,
     config::{Config, process_env},
-    database,
+    database, known_secrets,
     printer::hint_of,
     server_process,
 };
@@ -49,6 +51,41 @@ pub(crate) async fn model_key(config: &Config) -> Finding {
         Some(name) => key_finding(name, KeySource::Environment),
         None => key_finding(KEY, KeySource::Missing),
     }
+}
+
+/// Which of the known secrets there are: stored ones, and what the next `harvest up` from here
+/// would find in its environment.
+pub(crate) async fn secrets(config: &Config) -> Finding {
+    let stored = match Client::find(config) {
+        Ok(client) => match client.all::<StoredSecret>("/v1/secrets").await {
+            Ok(all) => all.into_iter().map(|one| one.name).collect(),
+            Err(_) => Vec::new(),
+        },
+        Err(_) => stored_without_server(config).await,
+    };
+    let known = known_secrets::names(config);
+    let stored = stored.into_iter().filter(|name| known.contains(name)).collect();
+    let environment = known_secrets::in_environment(config).into_keys().collect();
+    secrets_finding(stored, environment, known_secrets::misnamed())
+}
+
+fn secrets_finding(
+    stored: BTreeSet<String>,
+    environment: Vec<String>,
+    misnamed: Option<String>,
+) -> Finding {
+    let list = |names: Vec<String>| match names.is_empty() {
+        true => "none".to_owned(),
+        false => names.join(", "),
+    };
+    let stored = list(stored.into_iter().collect());
+    let found = format!("stored: {stored}; in the environment: {}", list(environment));
+    let (level, found) = match &misnamed {
+        Some(problem) => (FindingLevel::Warn, format!("{found}; {problem}")),
+        None => (FindingLevel::Ok, found),
+    };
+    let fix = misnamed.map(|_| "`harvest secret set ANTHROPIC_API_KEY`".to_owned());
+    Finding { id: "secrets".to_owned(), level, found, fix }
 }
 
 /// Which MCP servers agents are offered: what the running server says, else what the next server
@@ -101,7 +138,9 @@ async fn stored_without_server(config: &Config) -> Vec<String> {
         return Vec::new();
     }
     let Ok(store) = database::open(config).await else { return Vec::new() };
-    let names = store.secret_list().await.unwrap_or_default();
+    let secrets = store.secret_list().await.unwrap_or_default();
+    let global = secrets.into_iter().filter(|one| one.owner == SecretOwner::Global);
+    let names = global.map(|one| one.name).collect();
     store.close().await;
     names
 }
@@ -135,6 +174,22 @@ mod tests {
         assert_eq!(server_finding(&services).found, "for agents: a; without a key: b (B_KEY)");
         assert_eq!(server_finding(&services[..1]).found, "for agents: a");
         assert!(server_finding(&services[1..]).found.starts_with("for agents: none; without"));
+    }
+
+    #[test]
+    fn misnamed_key_is_a_warning() {
+        let finding = |stored: &[&str], environment: &[&str], problem: Option<&str>| {
+            let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+            let stored = stored.iter().map(|name| (*name).to_owned()).collect();
+            secrets_finding(stored, owned(environment), problem.map(str::to_owned))
+        };
+        let fine = finding(&["A", "B"], &[], None);
+        assert_eq!(fine.found, "stored: A, B; in the environment: none");
+        let wrong = finding(&[], &["C"], Some("X is not used; Y is meant"));
+        assert!(
+            wrong.level == FindingLevel::Warn
+                && wrong.found.ends_with("C; X is not used; Y is meant")
+        );
     }
 
     #[test]

@@ -17,6 +17,7 @@ mod doctor;
 mod follow;
 mod images;
 mod inputs;
+mod known_secrets;
 mod live;
 mod log;
 mod pager;

@@ -89,7 +89,8 @@ pub(crate) async fn publish(
     let name = chosen_name(&folder, naming, add.name.as_ref(), &known)?;
     let (token, taken) = copy(forge, name.name(), &folder).await?;
     let secret = secret_name(&name, &known);
-    client.secret_set(&secret, &token).await?;
+    let path = format!("/v1/secrets/{secret}");
+    client.secret_set(&path, &serde_json::json!({ "value": token.expose() })).await?;
     // The question has shown the notes.
     tell(print, &name, if asked { &[] } else { &taken.notes });
     let request = AddRepository {

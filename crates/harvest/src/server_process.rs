@@ -2,7 +2,6 @@
 //! server, and shuts them down in order. The only module that knows all of them.
 
 use std::{
-    collections::BTreeMap,
     fs::{self, File},
     net::SocketAddr,
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
@@ -15,8 +14,8 @@ use anyhow::{Context, Result, bail};
 use harvest_engine::{Engine, Thresholds};
 use harvest_forge::LocalForge;
 use harvest_gateway::{
-    Gateway, GatewayConfig, HostProxies, PrivateHosts, ScriptRule, host_registries, trusted_names,
-    vault::Vault,
+    Authority, Gateway, GatewayConfig, HostProxies, PrivateHosts, ScriptRule, host_registries,
+    trusted_names, vault::Vault,
 };
 use harvest_proto::{
     Secret,
@@ -25,7 +24,7 @@ use harvest_proto::{
 };
 use harvest_providers::{Local, host_settings};
 use harvest_server::{Limits as ServerLimits, ServerState};
-use harvest_session::{Accounts, Dependencies, ServerParts, Sessions, StoreLedger};
+use harvest_session::{Accounts, Dependencies, ServerParts, Sessions, StoreLedger, error_chain};
 use harvest_store::Store;
 use tokio::{
     net::TcpListener,
@@ -38,10 +37,13 @@ use crate::{
     atomic_write::{remove_unfinished, write_private},
     client::{Client, ServerFile},
     config::{Config, process_env},
-    database, log,
+    database, known_secrets, log,
     printer::Advice,
     recipes, supervisor,
 };
+
+/// Where the store has the certificate authority.
+const AUTHORITY: &str = "certificate_authority";
 
 /// The name of the token that `harvest up` creates.
 const FIRST_TOKEN: &str = "first";
@@ -223,11 +225,17 @@ pub(crate) fn open_engine(config: &Config) -> Result<Engine> {
     .context("cannot set up sandboxes")
 }
 
-/// The sandboxes, images and volumes of this home; needs no server.
-pub(crate) fn local_provider(engine: Engine, config: &Config) -> Arc<Local> {
+/// The sandboxes, images and volumes of this home; needs no server. Sandboxes trust the certificate
+/// (PEM), if it is not empty.
+pub(crate) fn local_provider(engine: Engine, config: &Config, certificate: String) -> Arc<Local> {
     let local = Local::new(engine, recipes::all(&config.home));
     let local = local.with_default_limits(config.sandbox_limits);
-    Arc::new(local.with_state_bytes(config.state_bytes).with_settings(Box::new(host_settings)))
+    let settings = move || {
+        let mut settings = host_settings();
+        settings.certificates.push_str(&certificate);
+        settings
+    };
+    Arc::new(local.with_state_bytes(config.state_bytes).with_settings(Box::new(settings)))
 }
 
 /// Removes a home without a running server, including its sandboxes.
@@ -261,15 +269,19 @@ pub(crate) fn remove_all_sandboxes(config: &Config) -> Result<usize> {
     Ok(sandboxes.len())
 }
 
-/// Secrets that the server's environment may provide instead of the vault.
-fn environment_secrets(config: &Config) -> BTreeMap<String, Secret<String>> {
-    let upstreams = config.upstreams.iter().flat_map(|(_, upstream)| upstream.secret_names());
-    let servers = config.mcp_servers.iter().filter_map(|(_, server)| server.secret.as_deref());
-    upstreams
-        .chain(servers)
-        .filter_map(|name| Some((name.to_owned(), Secret::new(process_env(name)?))))
-        .inspect(|(_, secret)| log::redact(secret))
-        .collect()
+/// The certificate authority of this home. One that was sealed with another key is replaced:
+/// sandboxes trust the new one from their next start on.
+async fn open_authority(store: &Store, vault: &Vault) -> Result<Authority> {
+    let context = "cannot open the certificate authority";
+    if let Some(stored) = store.meta_get(AUTHORITY).await.context(context)? {
+        match Authority::open(vault, &stored) {
+            Ok(authority) => return Ok(authority),
+            Err(error) => tracing::warn!(error = error_chain(&error), "{context}; making another"),
+        }
+    }
+    let stored = Authority::create(vault).context(context)?;
+    store.meta_set(AUTHORITY, &stored).await.context(context)?;
+    Authority::open(vault, &stored).context(context)
 }
 
 fn gateway_config(config: &Config, script_rules: Vec<ScriptRule>) -> GatewayConfig {
@@ -299,14 +311,22 @@ async fn open_parts(
         .server_lease(SystemTime::now().into())
         .await
         .context("cannot take over the database")?;
+    let environment = known_secrets::in_environment(config);
+    environment.values().for_each(log::redact);
     let books = StoreLedger::new(store.clone(), lease, Arc::clone(&vault), config.budget_tokens)
-        .with_environment(environment_secrets(config))
+        .with_environment(environment)
         .with_history(config.retention.history);
-    let gateway = Gateway::new(Arc::new(books), gateway_config(config, options.script.clone()));
+    let authority = Arc::new(open_authority(store, &vault).await?);
+    let certificate = authority.pem().to_owned();
+    let gateway_config = GatewayConfig {
+        authority: Some(authority),
+        ..gateway_config(config, options.script.clone())
+    };
+    let gateway = Gateway::new(Arc::new(books), gateway_config);
     let dependencies = Dependencies {
         store: store.clone(),
         lease,
-        provider: local_provider(engine, config),
+        provider: local_provider(engine, config, certificate),
         doors: Arc::new(gateway),
         forge: Arc::new(forge.clone()),
         vault,

@@ -22,6 +22,7 @@ pub mod redact;
 pub mod repository_name;
 pub mod script;
 pub mod secret;
+pub mod secret_owner;
 pub mod suggest;
 pub mod text;
 pub mod time;
@@ -39,5 +40,6 @@ pub use network::{
 pub use reason::{StateReason, TurnReason};
 pub use repository_name::{CheckoutFolder, RepositoryName, RepositoryRef};
 pub use secret::Secret;
+pub use secret_owner::{SecretOwner, SecretScope};
 pub use time::Timestamp;
 pub use upstreams::{ModelRef, UpstreamKind, UpstreamName};

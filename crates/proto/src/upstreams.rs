@@ -31,6 +31,17 @@ word_enum!(
     }
 );
 
+impl UpstreamKind {
+    /// Name of the secret with a token of a subscription, which serves instead of an API key.
+    #[must_use]
+    pub const fn subscription_secret(self) -> Option<&'static str> {
+        match self {
+            Self::Anthropic => Some("CLAUDE_CODE_OAUTH_TOKEN"),
+            Self::Openai | Self::OpenaiChat | Self::Gemini | Self::Scripted => None,
+        }
+    }
+}
+
 checked_text!(
     /// Name of an upstream: a service for model calls, built in or configured.
     UpstreamName, InvalidUpstreamName, check_upstream

@@ -313,7 +313,10 @@ async fn secret_values_are_never_returned() {
     let stored = server.request("PUT", path, &json, r#"{"value":"sk-ant-very-secret"}"#).await;
     assert_eq!(stored.status, 204, "{stored:?}");
     let listed = server.request("GET", "/v1/secrets", &[], "").await;
-    assert_eq!(listed.json()["items"], json!(["ANTHROPIC_API_KEY"]));
+    let (names, first) = (listed.json()["items"].clone(), &listed.json()["items"][0]);
+    assert_eq!(names.as_array().unwrap().len(), 1);
+    assert_eq!((&first["name"], &first["scope"]), (&json!("ANTHROPIC_API_KEY"), &json!("global")));
+    assert!(!listed.text().contains("very-secret"));
     problem(&server.request("GET", path, &[], "").await, 405, "method_not_allowed");
     assert_eq!(server.request("DELETE", path, &[], "").await.status, 204);
     assert_eq!(server.request("GET", "/v1/secrets", &[], "").await.json()["items"], json!([]));

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
+use harvest_gateway::vault::Vault;
 use harvest_proto::api::Session;
 use harvest_store::{Lease, Store};
 
@@ -16,6 +17,7 @@ pub(crate) struct Shared {
     pub(crate) store: Store,
     pub(crate) lease: Lease,
     pub(crate) tasks: Tasks,
+    pub(crate) vault: Arc<Vault>,
     /// For timeouts.
     pub(crate) clock: MonotonicClock,
     pub(crate) timeouts: Timeouts,

@@ -8,7 +8,7 @@ use harvest_gateway::{
     ledger::{DoorPolicy, GitAccess, Tools},
 };
 use harvest_proto::{
-    BranchName, UpstreamKind, UpstreamName,
+    BranchName, SecretOwner, UpstreamKind, UpstreamName,
     api::{McpService, ModelService, ServiceModels},
 };
 
@@ -36,18 +36,22 @@ pub trait Doors: Send + Sync {
     }
 
     /// The model services behind the doors, and where the key of each comes from.
-    async fn model_services(&self) -> Vec<ModelService> {
+    async fn model_services(&self, _owners: &[SecretOwner]) -> Vec<ModelService> {
         ModelService::built_in()
     }
 
     /// The model services, or one of them, and the models that each lists now.
-    async fn models(&self, _only: Option<&UpstreamName>) -> Vec<ServiceModels> {
+    async fn models(
+        &self,
+        _owners: &[SecretOwner],
+        _only: Option<&UpstreamName>,
+    ) -> Vec<ServiceModels> {
         Vec::new()
     }
 
     /// The MCP servers behind the doors besides Harvest's own tools, and where the key of each
     /// comes from.
-    async fn mcp_services(&self) -> Vec<McpService> {
+    async fn mcp_services(&self, _owners: &[SecretOwner]) -> Vec<McpService> {
         Vec::new()
     }
 
@@ -78,16 +82,20 @@ impl Doors for Gateway {
         Self::has_branch(self, access, branch).await
     }
 
-    async fn model_services(&self) -> Vec<ModelService> {
-        Self::model_services(self).await
+    async fn model_services(&self, owners: &[SecretOwner]) -> Vec<ModelService> {
+        Self::model_services(self, owners).await
     }
 
-    async fn models(&self, only: Option<&UpstreamName>) -> Vec<ServiceModels> {
-        Self::models(self, only).await
+    async fn models(
+        &self,
+        owners: &[SecretOwner],
+        only: Option<&UpstreamName>,
+    ) -> Vec<ServiceModels> {
+        Self::models(self, owners, only).await
     }
 
-    async fn mcp_services(&self) -> Vec<McpService> {
-        Self::mcp_services(self).await
+    async fn mcp_services(&self, owners: &[SecretOwner]) -> Vec<McpService> {
+        Self::mcp_services(self, owners).await
     }
 
     fn upstream_kind(&self, name: &UpstreamName) -> Option<UpstreamKind> {

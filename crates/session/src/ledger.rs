@@ -4,11 +4,13 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use harvest_gateway::{
-    ledger::{Ledger, Refusal},
+    ledger::{HostSecret, HostSecretUse, Ledger, Refusal},
     vault::Vault,
 };
-use harvest_proto::{EventBody, Secret, SessionId, TrafficCount, api::KeySource, event::Usage};
-use harvest_store::{Lease, Store, StoreError, Write};
+use harvest_proto::{
+    EventBody, Secret, SecretOwner, SessionId, TrafficCount, api::KeySource, event::Usage,
+};
+use harvest_store::{Lease, NewSecretUse, SealedSecret, Store, StoreError, Write};
 
 use crate::{history::HistoryLimits, wall_clock::now};
 
@@ -45,10 +47,24 @@ impl StoreLedger {
         Self { environment: Arc::new(secrets), ..self }
     }
 
-    async fn stored_secret(&self, name: &str) -> Option<Secret<String>> {
+    async fn stored_secret(&self, owners: &[SecretOwner], name: &str) -> Option<Secret<String>> {
         let parsed = name.parse().ok()?;
-        let sealed = self.store.secret_get(name).await.ok()??;
-        self.vault.unseal(&parsed, &sealed).ok()
+        let found = self.store.secret_find(owners, name).await.ok()??;
+        self.vault.unseal(&found.owner, &parsed, &found.sealed).ok()
+    }
+
+    /// The environment is the server's: its secrets are global.
+    fn of_environment(&self, owners: &[SecretOwner], name: &str) -> Option<&Secret<String>> {
+        self.environment.get(name).filter(|_| owners.contains(&SecretOwner::Global))
+    }
+
+    fn host_secret(&self, secret: &SealedSecret) -> Option<HostSecret> {
+        let header = secret.binding.as_ref()?.header.parse().ok()?;
+        let name = secret.name.parse().ok()?;
+        let value = self.vault.unseal(&secret.owner, &name, &secret.sealed);
+        let value = value.inspect_err(|error| tracing::error!(%error, "a secret is not added"));
+        let (name, scope) = (secret.name.clone(), secret.owner.scope());
+        Some(HostSecret { name, scope, header, value: value.ok()? })
     }
 
     async fn write(&self, session: &SessionId, writes: Vec<Write>) {
@@ -83,16 +99,50 @@ async fn write_with_retry(store: &Store, lease: Lease, session: &SessionId, writ
 
 #[async_trait]
 impl Ledger for StoreLedger {
-    async fn secret(&self, name: &str) -> Option<Secret<String>> {
-        self.stored_secret(name).await.or_else(|| self.environment.get(name).cloned())
+    async fn secret(&self, owners: &[SecretOwner], name: &str) -> Option<Secret<String>> {
+        self.stored_secret(owners, name)
+            .await
+            .or_else(|| self.of_environment(owners, name).cloned())
     }
 
-    async fn secret_source(&self, name: &str) -> KeySource {
-        match self.stored_secret(name).await {
+    async fn secret_source(&self, owners: &[SecretOwner], name: &str) -> KeySource {
+        match self.stored_secret(owners, name).await {
             Some(_) => KeySource::Stored,
-            None if self.environment.contains_key(name) => KeySource::Environment,
+            None if self.of_environment(owners, name).is_some() => KeySource::Environment,
             None => KeySource::Missing,
         }
+    }
+
+    async fn host_secrets(&self, owners: &[SecretOwner], host: &str) -> Vec<HostSecret> {
+        let mut found = match self.store.secrets_of(owners).await {
+            Ok(found) => found,
+            Err(error) => {
+                tracing::error!(%error, host, "cannot read the secrets of a host");
+                return Vec::new();
+            }
+        };
+        found.retain(|secret| secret.hosts().iter().any(|one| one == host));
+        let rank = |secret: &SealedSecret| owners.iter().position(|one| *one == secret.owner);
+        found.sort_by_key(rank);
+        found.iter().filter_map(|secret| self.host_secret(secret)).collect()
+    }
+
+    async fn record_use(&self, session: &SessionId, used: HostSecretUse) -> Result<(), Refusal> {
+        let HostSecretUse { secrets, host, method, path } = used;
+        let new = |(name, scope)| NewSecretUse {
+            name,
+            scope,
+            session: session.clone(),
+            host: host.clone(),
+            method: method.clone(),
+            path: path.clone(),
+            at: now(),
+        };
+        let uses = secrets.into_iter().map(new).collect();
+        self.store.secret_uses_add(uses).await.map_err(|error| {
+            tracing::error!(%session, %error, "cannot log the use of a secret");
+            Refusal { reason: "the use of the secret could not be logged".to_owned() }
+        })
     }
 
     async fn reserve(&self, session: &SessionId) -> Result<(), Refusal> {

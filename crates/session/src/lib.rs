@@ -47,7 +47,7 @@ mod tools;
 mod trees;
 mod wall_clock;
 
-pub use accounts::Accounts;
+pub use accounts::{Accounts, secret_binding};
 pub use agents::{ConfiguredAgent, ConfiguredAgents};
 pub use doors::Doors;
 pub use error::SessionError;

@@ -4,6 +4,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use harvest_proto::SecretOwner;
 use harvest_store::{Lease, Removal, Store};
 use tokio::{sync::Notify, time::Instant};
 
@@ -125,7 +126,7 @@ async fn remove_forge_copy(
     // The copy's secret goes with it, unless another repository uses it.
     let used = |name: &str| others.iter().any(|(_, secret)| secret.as_deref() == Some(name));
     if let Some(secret) = secret.filter(|name| !used(name)) {
-        shared.store.secret_remove(secret).await?;
+        shared.store.secret_remove(&SecretOwner::Global, secret).await?;
     }
     Ok(())
 }

@@ -119,7 +119,7 @@ async fn shared(
     let can_freeze = dependencies.provider.freeze_control().is_some();
     timeouts.idle_freeze = timeouts.idle_freeze.filter(|_| can_freeze);
     let sandboxes = Arc::new(sandbox_context(&dependencies, &timeouts, &tasks));
-    let Dependencies { store, lease, forge, config, .. } = dependencies;
+    let Dependencies { store, lease, forge, config, vault, .. } = dependencies;
     let clock = MonotonicClock::open(&store).await?;
     let artifacts = Arc::new(ArtifactFiles::new(config.artifacts));
     artifacts.remove_partial();
@@ -147,6 +147,7 @@ async fn shared(
         store,
         lease,
         tasks,
+        vault,
         clock,
         timeouts,
         sandboxes,

@@ -25,6 +25,8 @@ mod reads;
 mod removal;
 #[path = "sessions/restarts.rs"]
 mod restarts;
+#[path = "sessions/secrets.rs"]
+mod secrets;
 #[path = "sessions/standalone.rs"]
 mod standalone;
 #[path = "sessions/tokens.rs"]
@@ -47,8 +49,8 @@ use harvest_gateway::{
     vault::Vault,
 };
 use harvest_proto::{
-    BranchName, Event, EventBody, PromptId, RepositoryName, SandboxId, Secret, SessionId,
-    StateReason, Timestamp,
+    BranchName, Event, EventBody, PromptId, RepositoryName, SandboxId, Secret, SecretOwner,
+    SessionId, StateReason, Timestamp,
     api::{
         AddRepository, CheckOutcome, CreatePrompt, CreateSandbox, CreateSession, Evidence,
         ExecLine, ExecRequest, ForkSession, Prompt, PromptStatus, PullRequest, PullRequestState,
@@ -422,6 +424,9 @@ async fn pushed_commit_gets_pull_request_and_evidence() {
     );
     let passes = harness.doors.0.lock().unwrap().clone();
     assert_eq!(passes.last().unwrap().repositories[0].branch, None, "the check cannot push");
+    let secrets = &passes.last().unwrap().secrets;
+    let own = SecretOwner::Session(id.clone());
+    assert!(!secrets.contains(&own), "the check does not use the session's secrets");
     let push = until(&sessions, &id, |event| matches!(event.body, EventBody::Pushed { .. })).await;
     assert_eq!(push.turn, Some(sessions.turns(&id).await.unwrap()[0].id.clone()));
     assert_eq!(sessions.get(&id).await.unwrap().usage.input_tokens, 90);
@@ -433,20 +438,22 @@ async fn secrets_are_readable_only_by_gateway() {
     let harness = Harness::new().await;
     let lease = harness.lease().await;
     let accounts = harness.serve_parts(lease).await.accounts;
-    accounts.secret_set("TOKEN", Secret::new("s3cr3t-value".into())).await.unwrap();
-    assert_eq!(
-        accounts.secret_set("bad name", Secret::new("x".into())).await.unwrap_err().code(),
-        "invalid_name"
-    );
-    assert_eq!(accounts.secret_list().await.unwrap(), ["TOKEN"]);
+    let global = SecretOwner::Global;
+    let set = async |name: &str| {
+        accounts.secret_set(&global, name, Secret::new("s3cr3t-value".into()), None).await
+    };
+    set("TOKEN").await.unwrap();
+    assert_eq!(set("bad name").await.unwrap_err().code(), "invalid_name");
+    assert_eq!(accounts.secret_list().await.unwrap()[0].1.name, "TOKEN");
+    let owners = std::slice::from_ref(&global);
     let ledger = StoreLedger::new(harness.store.clone(), lease, harness.vault.clone(), None);
-    assert_eq!(ledger.secret("TOKEN").await.unwrap().expose(), "s3cr3t-value");
+    assert_eq!(ledger.secret(owners, "TOKEN").await.unwrap().expose(), "s3cr3t-value");
     for file in std::fs::read_dir(harness.folder.path()).unwrap() {
         let bytes = std::fs::read(file.unwrap().path()).unwrap();
         assert!(!bytes.windows(12).any(|window| window == b"s3cr3t-value"));
     }
-    accounts.secret_delete("TOKEN").await.unwrap();
-    assert!(ledger.secret("TOKEN").await.is_none());
+    accounts.secret_delete(&global, "TOKEN").await.unwrap();
+    assert!(ledger.secret(owners, "TOKEN").await.is_none());
 }
 
 #[tokio::test]

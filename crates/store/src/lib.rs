@@ -35,6 +35,7 @@ mod repositories;
 mod reserve;
 mod row;
 mod schema;
+mod secret_uses;
 mod secrets;
 mod sessions;
 mod snapshots;
@@ -58,6 +59,8 @@ pub use memory::{MAX_MEMORY_CALL_ITEMS, MemoryObservations};
 pub use network::RuleOwner;
 pub use prompts::{NewAttachment, NewPrompt};
 pub use removals::Removal;
+pub use secret_uses::NewSecretUse;
+pub use secrets::{SealedSecret, SecretBinding};
 pub use sessions::{
     DriverState, NewSession, SessionCursor, SessionFilter, SessionPage, SessionRecord,
     SessionSummary,

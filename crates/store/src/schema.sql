@@ -308,10 +308,36 @@ CREATE TABLE removals (
 );
 
 CREATE TABLE secrets (
-    name TEXT PRIMARY KEY,
+    owner TEXT NOT NULL,
+    name TEXT NOT NULL,
+    session TEXT REFERENCES sessions (id) ON DELETE CASCADE,
+    repository TEXT REFERENCES repositories (name) ON DELETE CASCADE,
     sealed TEXT NOT NULL,
-    updated_at BIGINT NOT NULL
+    hosts TEXT,
+    header TEXT,
+    updated_at BIGINT NOT NULL,
+    PRIMARY KEY (owner, name)
 );
+
+CREATE INDEX secrets_of_session ON secrets (session);
+
+CREATE INDEX secrets_of_repository ON secrets (repository);
+
+CREATE TABLE secret_uses (
+    number BIGINT PRIMARY KEY,
+    name TEXT NOT NULL,
+    scope TEXT NOT NULL,
+    session TEXT REFERENCES sessions (id) ON DELETE CASCADE,
+    turn BIGINT NOT NULL,
+    host TEXT NOT NULL,
+    method TEXT NOT NULL,
+    path TEXT NOT NULL,
+    at BIGINT NOT NULL
+);
+
+CREATE INDEX secret_uses_of_name ON secret_uses (name, number);
+
+CREATE INDEX secret_uses_of_session ON secret_uses (session);
 
 CREATE TABLE tokens (
     hash TEXT PRIMARY KEY,

@@ -20,6 +20,7 @@ use crate::{
     prompts::{self, NewPrompt},
     pull_requests,
     row::{self, bigint},
+    secrets::{self, SealedSecret},
     sessions::{self, DriverState},
     snapshots,
     target::{Outbox, Target},
@@ -110,6 +111,8 @@ pub enum Write {
     NetworkRule(NetworkRule),
     /// Copies the network rules of another session.
     NetworkRulesOf(SessionId),
+    /// Stores a secret of the session.
+    Secret(Box<SealedSecret>),
     /// Adds to the network log, in the turn in progress if there is one.
     Traffic {
         at: Timestamp,
@@ -277,6 +280,7 @@ async fn apply_one(target: &mut Target<'_>, write: Write) -> Result<(), StoreErr
         Write::ChildOf(lineage) => children::insert(target, lineage).await,
         Write::NetworkRule(rule) => network::insert(target, &rule).await,
         Write::NetworkRulesOf(session) => network::copy(target, &session).await,
+        Write::Secret(secret) => secrets::insert(target, *secret).await,
         Write::Traffic { at, counts } => network_log::add(target, at, counts).await,
         Write::Title(title) => sessions::set_title(target, title).await,
         Write::Agent(agent) => {

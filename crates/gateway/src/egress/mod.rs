@@ -1,10 +1,11 @@
 //! Connections to allowed names: resolves the name on the machine, connects to public addresses
 //! only, or through the host's proxy, and forwards what names the same host: a TLS connection by
 //! its hello, plain HTTP on port 80 by every request. Other protocols, on ports that a rule allows,
-//! name no host. Does not decrypt TLS.
+//! name no host. TLS is ended only for the hosts that secrets are for (`intercept`).
 
 pub(crate) mod address;
 pub(crate) mod hello;
+mod intercept;
 mod plain_http;
 mod proxy;
 mod resolver;
@@ -20,6 +21,8 @@ use tokio::{
     time::timeout,
 };
 
+pub(crate) use intercept::{Interception, UpstreamTls};
+use plain_http::SendMode;
 pub use proxy::HostProxies;
 use proxy::Proxy;
 pub(crate) use resolver::{PrivateAddress, PublicResolver};
@@ -142,10 +145,12 @@ pub(crate) async fn forward(
     upstream: OpenConnection,
     name: &str,
     port: u16,
+    interception: Option<Interception<'_>>,
 ) -> Result<(), RefusalReason> {
     let OpenConnection { stream: mut outside, http_proxy } = upstream;
     if port == 80 {
-        return plain_http::forward(inside, outside, name, http_proxy.as_ref()).await;
+        let mode = http_proxy.as_ref().map_or(SendMode::Direct, SendMode::Proxied);
+        return plain_http::forward(inside, outside, name, port, mode).await;
     }
     let first = match port == 443 || is_tls(&mut inside, &outside).await {
         true => timeout(FIRST_BYTES_TIMEOUT, first_bytes(&mut inside, name))
@@ -153,6 +158,9 @@ pub(crate) async fn forward(
             .map_err(|_| "the connection did not name its host in time")??,
         false => Vec::new(),
     };
+    if let Some(interception) = interception.filter(|_| !first.is_empty()) {
+        return interception.forward(first, inside, outside).await;
+    }
     // Either end may close the connection at any time; that is not an error to report.
     let copied: io::Result<_> = async {
         outside.write_all(&first).await?;

@@ -1,13 +1,13 @@
-//! Plain HTTP to an allowed name. Every request of a connection is parsed, judged by its host and
-//! sent anew: a server with several names may answer on a kept-alive connection for any of them.
-//! Upgrades to other protocols are not forwarded. A proxy of the host gets each request in absolute
-//! form.
+//! Plain HTTP to an allowed name, also inside of a TLS connection that the gateway ended. Every
+//! request of a connection is parsed, judged by its host and sent anew: a server with several names
+//! may answer on a kept-alive connection for any of them. Upgrades to other protocols are not
+//! forwarded. A proxy of the host gets each request in absolute form.
 
 use std::sync::OnceLock;
 
 use http_body_util::BodyExt;
 use hyper::{
-    HeaderMap, Method, Request, Response, Uri, Version,
+    HeaderMap, Method, Request, Response, StatusCode, Uri, Version,
     body::Incoming,
     client::conn::http1::{self as client, SendRequest},
     header::{self, HeaderValue},
@@ -18,11 +18,14 @@ use hyper::{
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::TcpStream,
     sync::Mutex,
 };
 
-use super::{FIRST_BYTES_TIMEOUT, RefusalReason, proxy::Proxy};
+use super::{
+    FIRST_BYTES_TIMEOUT, RefusalReason,
+    intercept::{self, Interception},
+    proxy::Proxy,
+};
 use crate::{
     http::{self, Abort, Body},
     policy,
@@ -31,23 +34,52 @@ use crate::{
 // Twice what common servers accept as a request's head.
 const MAX_BUFFER_BYTES: usize = 16 * 1024;
 
+/// How the requests of a connection are sent on.
+#[derive(Clone, Copy)]
+pub(super) enum SendMode<'a> {
+    Direct,
+    /// In absolute form, to a proxy of the host.
+    Proxied(&'a Proxy),
+    WithSecrets(&'a Interception<'a>),
+}
+
 /// Forwards the requests of a connection until it ends, or until one names another host.
 pub(super) async fn forward(
     inside: impl AsyncRead + AsyncWrite + Unpin,
-    outside: TcpStream,
+    outside: impl AsyncRead + AsyncWrite + Unpin,
     name: &str,
-    proxy: Option<&Proxy>,
+    port: u16,
+    mode: SendMode<'_>,
 ) -> Result<(), RefusalReason> {
     let Ok((sender, upstream)) = client::handshake(TokioIo::new(outside)).await else {
         return Ok(());
     };
     let (sender, refused) = (&Mutex::new(sender), &OnceLock::new());
-    let handler = |request: Request<Incoming>| async move {
-        if let Err(reason) = check(request.method(), request.uri(), request.headers(), name) {
+    let handler = |mut request: Request<Incoming>| async move {
+        let (method, headers) = (request.method(), request.headers());
+        if let Err(reason) = check(method, request.uri(), headers, name, port) {
             let _ = refused.set(reason);
             return Err(Abort);
         }
-        send(sender, request, proxy).await
+        let upgrade = headers.contains_key(header::UPGRADE);
+        *request.version_mut() = Version::HTTP_11;
+        *request.headers_mut() = forwarded(request.headers());
+        match mode {
+            SendMode::Direct => send(sender, request).await,
+            SendMode::Proxied(proxy) => {
+                address_proxy(&mut request, proxy)?;
+                send(sender, request).await
+            }
+            SendMode::WithSecrets(_) if upgrade => {
+                let message = "requests with a secret cannot change the protocol";
+                Ok(intercept::refusal(StatusCode::NOT_IMPLEMENTED, message))
+            }
+            SendMode::WithSecrets(interception) => match interception.prepare(&mut request).await {
+                Ok(secrets) if secrets.is_empty() => send(sender, request).await,
+                Ok(secrets) => intercept::masked(send(sender, request).await?, &secrets),
+                Err(refused) => Ok(refused),
+            },
+        }
     };
     let mut server = server::Builder::new();
     server.max_buf_size(MAX_BUFFER_BYTES).half_close(true);
@@ -70,14 +102,8 @@ pub(super) async fn forward(
 
 async fn send(
     sender: &Mutex<SendRequest<Incoming>>,
-    mut request: Request<Incoming>,
-    proxy: Option<&Proxy>,
+    request: Request<Incoming>,
 ) -> Result<Response<Body>, Abort> {
-    *request.version_mut() = Version::HTTP_11;
-    *request.headers_mut() = forwarded(request.headers());
-    if let Some(proxy) = proxy {
-        address_proxy(&mut request, proxy)?;
-    }
     let mut sender = sender.lock().await;
     sender.ready().await.map_err(|_| Abort)?;
     let answered = sender.send_request(request).await.map_err(|_| Abort)?;
@@ -114,7 +140,13 @@ fn forwarded(headers: &HeaderMap) -> HeaderMap {
 }
 
 /// Checks that a request names the host that was looked up, and no other.
-fn check(method: &Method, uri: &Uri, headers: &HeaderMap, name: &str) -> Result<(), &'static str> {
+fn check(
+    method: &Method,
+    uri: &Uri,
+    headers: &HeaderMap,
+    name: &str,
+    port: u16,
+) -> Result<(), &'static str> {
     if *method == Method::CONNECT || uri.scheme().is_some() || uri.authority().is_some() {
         return Err("the request's target is not a path");
     }
@@ -123,7 +155,7 @@ fn check(method: &Method, uri: &Uri, headers: &HeaderMap, name: &str) -> Result<
         return Err("the request does not have exactly one host header");
     };
     let host = host.to_str().unwrap_or_default();
-    let host = policy::normalize(host.strip_suffix(":80").unwrap_or(host));
+    let host = policy::normalize(host.strip_suffix(&format!(":{port}")).unwrap_or(host));
     match host.is_some() && host == policy::normalize(name) {
         true => Ok(()),
         false => Err("the connection names another host than the one looked up"),
@@ -140,7 +172,7 @@ mod tests {
             headers.append(header::HOST, HeaderValue::from_static(host));
         }
         let (method, uri) = (method.parse().unwrap(), target.parse().unwrap());
-        check(&method, &uri, &headers, "Example.org").is_ok()
+        check(&method, &uri, &headers, "Example.org", 80).is_ok()
     }
 
     #[test]

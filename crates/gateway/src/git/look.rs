@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use harvest_proto::SecretOwner;
 use http_body_util::BodyExt;
 use hyper::{
     HeaderMap, Response,
@@ -32,7 +33,7 @@ impl Gateway {
     /// A sentence that says what the remote answered, or that it did not.
     pub async fn check_remote(&self, access: &GitAccess) -> Result<(), String> {
         let look = async {
-            let remote = Remote::resolve(&self.shared, access).await?;
+            let remote = Remote::resolve(&self.shared, access, &owners(access)).await?;
             remote.send(&self.shared, GitRequest::FetchInfo, version_2(), None).await
         };
         let answered = match tokio::time::timeout(LIMIT, look).await {
@@ -50,7 +51,7 @@ impl Gateway {
     /// Whether the remote has this branch; `None` when the remote did not say.
     pub async fn has_branch(&self, access: &GitAccess, branch: &str) -> Option<bool> {
         let look = async {
-            let remote = Remote::resolve(&self.shared, access).await.ok()?;
+            let remote = Remote::resolve(&self.shared, access, &owners(access)).await.ok()?;
             let mut headers = version_2();
             headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(LS_REFS));
             let body = Some(ls_refs(branch).into());
@@ -60,6 +61,11 @@ impl Gateway {
         };
         tokio::time::timeout(LIMIT, look).await.ok().flatten()
     }
+}
+
+/// Whose secrets are used where no session asks.
+fn owners(access: &GitAccess) -> [SecretOwner; 2] {
+    [SecretOwner::Repository(access.name.clone()), SecretOwner::Global]
 }
 
 /// Protocol 2 answers with its capabilities only; older ones list every reference.

@@ -10,7 +10,7 @@ mod remote_url;
 use std::sync::Arc;
 
 use futures_util::StreamExt;
-use harvest_proto::Secret;
+use harvest_proto::{RepositoryName, Secret, SecretOwner};
 use http_body_util::{BodyDataStream, BodyExt, StreamBody};
 use hyper::{
     HeaderMap, Method, Request, Response, StatusCode,
@@ -30,6 +30,9 @@ use crate::{
     private_hosts,
     vault::{basic_credentials, redact},
 };
+
+const GITHUB: &str = "github.com";
+const GITHUB_TOKEN: &str = "GITHUB_TOKEN";
 
 const GIT_PROTOCOL: HeaderName = HeaderName::from_static("git-protocol");
 // A forge explains an error in a few lines.
@@ -100,7 +103,7 @@ pub(crate) async fn answer(
     let body = (wanted == GitRequest::Fetch)
         .then(|| reqwest::Body::wrap_stream(BodyDataStream::new(body)));
     let sent = async {
-        let remote = Remote::resolve(&door.shared, access).await?;
+        let remote = Remote::resolve(&door.shared, access, &door.policy.secrets).await?;
         let answered = remote.send(&door.shared, wanted, headers, body).await?;
         Ok::<_, Response<Body>>((remote, answered))
     };
@@ -162,6 +165,31 @@ fn is_private(failed: &BodyError) -> bool {
         .any(|error| error.is::<PrivateAddress>())
 }
 
+/// Whose secrets may be sent to a repository's remote: not those of the session's others.
+fn owners_for(owners: &[SecretOwner], repository: &RepositoryName) -> Vec<SecretOwner> {
+    let is_other =
+        |owner: &SecretOwner| matches!(owner, SecretOwner::Repository(name) if name != repository);
+    owners.iter().filter(|owner| !is_other(owner)).cloned().collect()
+}
+
+/// The token of the session, its repository or its user for a repository without a secret. A global
+/// one is not sent to any repository that a user names.
+async fn own_token(
+    shared: &Shared,
+    url: &reqwest::Url,
+    owners: &[SecretOwner],
+) -> Option<(String, Secret<String>)> {
+    let token = shared.ledger.secret(&owners_of_token(url, owners), GITHUB_TOKEN).await?;
+    Some((GITHUB_TOKEN.to_owned(), token))
+}
+
+fn owners_of_token(url: &reqwest::Url, owners: &[SecretOwner]) -> Vec<SecretOwner> {
+    match url.scheme() == "https" && url.host_str() == Some(GITHUB) {
+        true => owners.iter().filter(|one| **one != SecretOwner::Global).cloned().collect(),
+        false => Vec::new(),
+    }
+}
+
 /// The real remote of a repository, with its secret.
 struct Remote {
     name: String,
@@ -171,7 +199,11 @@ struct Remote {
 }
 
 impl Remote {
-    async fn resolve(shared: &Shared, access: &GitAccess) -> Result<Self, Response<Body>> {
+    async fn resolve(
+        shared: &Shared,
+        access: &GitAccess,
+        owners: &[SecretOwner],
+    ) -> Result<Self, Response<Body>> {
         let url = remote_url::parse(&access.url).map_err(|error| {
             let message = format!("the URL registered for `{}` is refused: {error}", access.name);
             http::text(StatusCode::BAD_GATEWAY, &message)
@@ -182,9 +214,10 @@ impl Remote {
         if private && !access.local {
             return Err(refuse_private(access.name.as_str(), &url));
         }
+        let owners = owners_for(owners, &access.name);
         let secret = match &access.secret {
-            None => None,
-            Some(name) => match shared.ledger.secret(name).await {
+            None => own_token(shared, &url, &owners).await,
+            Some(name) => match shared.ledger.secret(&owners, name).await {
                 Some(secret) => Some((name.clone(), secret)),
                 None => {
                     let message = format!(
@@ -281,5 +314,29 @@ impl Remote {
                 http::text(StatusCode::BAD_GATEWAY, &message)
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn github_gets_no_global_token() {
+        let own = SecretOwner::user("ada@example.org");
+        let owners = [own.clone(), SecretOwner::Global];
+        let of = |url: &str| owners_of_token(&url.parse().unwrap(), &owners);
+        assert_eq!(of("https://github.com/acme/shop.git"), [own]);
+        for other in ["http://github.com/a/b", "https://github.com.evil.org/a", "https://a.org/b"] {
+            assert_eq!(of(other), [], "{other}");
+        }
+    }
+
+    #[test]
+    fn token_of_another_repository_is_not_sent() {
+        let repository = |name: &str| SecretOwner::Repository(name.parse().unwrap());
+        let owners = [repository("a/one"), repository("a/two"), SecretOwner::Global];
+        let kept = owners_for(&owners, &"a/two".parse().unwrap());
+        assert_eq!(kept, [repository("a/two"), SecretOwner::Global]);
     }
 }

@@ -118,7 +118,7 @@ async fn ask(door: &Door, server: &McpServer, body: &Value) -> Result<String, St
     let key = match &server.secret {
         Some(secret) => {
             let missing = || format!("no key is stored; `harvest secret set {secret}` stores it");
-            Some(shared.ledger.secret(secret).await.ok_or_else(missing)?)
+            Some(shared.ledger.secret(&door.policy.secrets, secret).await.ok_or_else(missing)?)
         }
         None => None,
     };

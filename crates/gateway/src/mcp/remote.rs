@@ -49,7 +49,7 @@ pub(super) async fn answer(
     };
     let key = match &server.secret {
         None => None,
-        Some(secret) => match door.shared.ledger.secret(secret).await {
+        Some(secret) => match door.shared.ledger.secret(&door.policy.secrets, secret).await {
             Some(key) => Some(key),
             None => return Ok(no_key(name, secret)),
         },

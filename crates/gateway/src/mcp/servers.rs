@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use harvest_proto::{
-    McpServerName,
+    McpServerName, SecretOwner,
     api::{KeySource, McpService},
 };
 
@@ -91,9 +91,14 @@ impl McpServer {
     }
 
     /// The server as the API lists it.
-    pub(crate) async fn service(&self, name: &McpServerName, ledger: &dyn Ledger) -> McpService {
+    pub(crate) async fn service(
+        &self,
+        name: &McpServerName,
+        ledger: &dyn Ledger,
+        owners: &[SecretOwner],
+    ) -> McpService {
         let key = match &self.secret {
-            Some(secret) => ledger.secret_source(secret).await,
+            Some(secret) => ledger.secret_source(owners, secret).await,
             None => KeySource::NotNeeded,
         };
         McpService { name: name.clone(), secret: self.secret.clone(), key }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use harvest_proto::{
-    UpstreamKind, UpstreamName,
+    SecretOwner, UpstreamKind, UpstreamName,
     api::{KeySource, ServiceModels},
 };
 use hyper::{
@@ -28,12 +28,13 @@ pub(crate) async fn list(
     shared: &Shared,
     name: &UpstreamName,
     upstream: &Upstream,
+    owners: &[SecretOwner],
 ) -> ServiceModels {
-    let service = upstream.service(name, shared.ledger.as_ref()).await;
+    let service = upstream.service(name, shared.ledger.as_ref(), owners).await;
     let listed = match (upstream.kind, service.key) {
         (UpstreamKind::Scripted, _) => Ok(vec![name.to_string()]),
         (_, KeySource::Missing) => Ok(Vec::new()),
-        _ => match tokio::time::timeout(TIMEOUT, fetch(shared, upstream)).await {
+        _ => match tokio::time::timeout(TIMEOUT, fetch(shared, upstream, owners)).await {
             Ok(fetched) => fetched,
             Err(_) => Err(format!("no response within {} s", TIMEOUT.as_secs())),
         },
@@ -45,7 +46,11 @@ pub(crate) async fn list(
     ServiceModels { service, models, problem }
 }
 
-async fn fetch(shared: &Shared, upstream: &Upstream) -> Result<Vec<String>, String> {
+async fn fetch(
+    shared: &Shared,
+    upstream: &Upstream,
+    owners: &[SecretOwner],
+) -> Result<Vec<String>, String> {
     let target = match upstream.kind {
         UpstreamKind::Anthropic => "/models?limit=1000",
         UpstreamKind::Gemini => "/models?pageSize=1000",
@@ -53,7 +58,7 @@ async fn fetch(shared: &Shared, upstream: &Upstream) -> Result<Vec<String>, Stri
     };
     let url = upstream.url_of(target);
     let url = reqwest::Url::parse(&url).map_err(|_| "the URL is invalid".to_owned())?;
-    let key = upstream.credential(shared.ledger.as_ref()).await;
+    let key = upstream.credential(shared.ledger.as_ref(), owners).await;
     let key = key.map_err(|_| "the key was removed".to_owned())?;
     let mut headers = HeaderMap::new();
     headers.insert(ANTHROPIC_VERSION, HeaderValue::from_static("2023-06-01"));

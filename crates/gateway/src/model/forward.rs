@@ -50,7 +50,8 @@ const GOOGLE_SDK: &str = "x-goog-api-client";
 pub(super) async fn answer(call: &Call, mut reply: Reply) -> CallResult {
     let name = &call.route.upstream;
     let unavailable = |message: &str| error(StatusCode::BAD_GATEWAY, "api_error", message);
-    let key = match call.upstream.credential(call.door.shared.ledger.as_ref()).await {
+    let (ledger, owners) = (call.door.shared.ledger.as_ref(), &call.door.policy.secrets);
+    let key = match call.upstream.credential(ledger, owners).await {
         Ok(key) => key,
         Err(missing) => return respond(reply, refuse_without_key(name, &missing)),
     };

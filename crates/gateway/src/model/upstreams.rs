@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, net::IpAddr};
 
 use harvest_proto::{
-    Secret, UpstreamKind, UpstreamName,
+    Secret, SecretOwner, UpstreamKind, UpstreamName,
     api::{KeySource, ModelService},
     upstreams::BUILT_IN_UPSTREAMS,
 };
@@ -76,21 +76,18 @@ impl Upstreams {
 
 impl Upstream {
     fn built_in(kind: UpstreamKind) -> Self {
-        let (url, secret, oauth_secret) = match kind {
-            UpstreamKind::Anthropic => (
-                "https://api.anthropic.com",
-                Some("ANTHROPIC_API_KEY"),
-                Some("CLAUDE_CODE_OAUTH_TOKEN"),
-            ),
+        let (url, secret) = match kind {
+            UpstreamKind::Anthropic => ("https://api.anthropic.com", Some("ANTHROPIC_API_KEY")),
             UpstreamKind::Openai | UpstreamKind::OpenaiChat => {
-                ("https://api.openai.com/v1", Some("OPENAI_API_KEY"), None)
+                ("https://api.openai.com/v1", Some("OPENAI_API_KEY"))
             }
             UpstreamKind::Gemini => {
-                ("https://generativelanguage.googleapis.com", Some("GEMINI_API_KEY"), None)
+                ("https://generativelanguage.googleapis.com", Some("GEMINI_API_KEY"))
             }
-            UpstreamKind::Scripted => ("", None, None),
+            UpstreamKind::Scripted => ("", None),
         };
-        let (secret, oauth_secret) = (secret.map(str::to_owned), oauth_secret.map(str::to_owned));
+        let secret = secret.map(str::to_owned);
+        let oauth_secret = kind.subscription_secret().map(str::to_owned);
         Self { kind, url: url.to_owned(), secret, oauth_secret }
     }
 
@@ -120,14 +117,19 @@ impl Upstream {
     }
 
     /// The service as the API lists it.
-    pub(crate) async fn service(&self, name: &UpstreamName, ledger: &dyn Ledger) -> ModelService {
+    pub(crate) async fn service(
+        &self,
+        name: &UpstreamName,
+        ledger: &dyn Ledger,
+        owners: &[SecretOwner],
+    ) -> ModelService {
         let mut key = match self.secret_names().next() {
             Some(_) => KeySource::Missing,
             None => KeySource::NotNeeded,
         };
         let mut secret = self.secret.clone();
         for candidate in self.secret_names() {
-            let source = ledger.secret_source(candidate).await;
+            let source = ledger.secret_source(owners, candidate).await;
             if source != KeySource::Missing {
                 (key, secret) = (source, Some(candidate.to_owned()));
                 break;
@@ -137,9 +139,13 @@ impl Upstream {
     }
 
     /// The credential to send. An API key takes precedence over a token of a subscription.
-    pub(super) async fn credential(&self, ledger: &dyn Ledger) -> Result<Credential, MissingKey> {
+    pub(super) async fn credential(
+        &self,
+        ledger: &dyn Ledger,
+        owners: &[SecretOwner],
+    ) -> Result<Credential, MissingKey> {
         let Some(secret) = &self.secret else { return Ok(Credential::None) };
-        if let Some(key) = ledger.secret(secret).await {
+        if let Some(key) = ledger.secret(owners, secret).await {
             return Ok(match self.kind {
                 UpstreamKind::Anthropic => Credential::ApiKey(key),
                 UpstreamKind::Gemini => Credential::GoogleKey(key),
@@ -147,7 +153,7 @@ impl Upstream {
             });
         }
         if let Some(name) = &self.oauth_secret
-            && let Some(token) = ledger.secret(name).await
+            && let Some(token) = ledger.secret(owners, name).await
         {
             return Ok(Credential::OAuth(token));
         }

@@ -4,6 +4,7 @@
 
 mod egress;
 mod git;
+mod host_secrets;
 mod mcp;
 mod model;
 mod proxy;
@@ -21,10 +22,10 @@ use std::{
 use async_trait::async_trait;
 use harvest_gateway::{
     DoorHandle, DoorSocket, Gateway, GatewayConfig,
-    ledger::{DoorPolicy, Ledger, Refusal, ResolvedPolicy, Tools},
+    ledger::{DoorPolicy, HostSecret, HostSecretUse, Ledger, Refusal, ResolvedPolicy, Tools},
 };
 use harvest_proto::{
-    EventBody, NetworkPolicy, Secret, SessionId, TrafficCount, UpstreamName,
+    EventBody, NetworkPolicy, Secret, SecretOwner, SessionId, TrafficCount, UpstreamName,
     api::KeySource,
     door::{DoorReply, DoorRequest},
     event::Usage,
@@ -40,6 +41,9 @@ use tokio::{
 #[derive(Default)]
 struct RecordingLedger {
     secrets: HashMap<&'static str, &'static str>,
+    host_secrets: Mutex<Vec<HostSecret>>,
+    uses: Mutex<Vec<HostSecretUse>>,
+    log_fails: Mutex<bool>,
     refusal: Option<&'static str>,
     events: Mutex<Vec<EventBody>>,
     settled: Mutex<Vec<Usage>>,
@@ -49,12 +53,25 @@ struct RecordingLedger {
 
 #[async_trait]
 impl Ledger for RecordingLedger {
-    async fn secret(&self, name: &str) -> Option<Secret<String>> {
+    async fn secret(&self, _: &[SecretOwner], name: &str) -> Option<Secret<String>> {
         self.secrets.get(name).map(|value| Secret::new((*value).to_owned()))
     }
 
-    async fn secret_source(&self, name: &str) -> KeySource {
+    async fn secret_source(&self, _: &[SecretOwner], name: &str) -> KeySource {
         if self.secrets.contains_key(name) { KeySource::Stored } else { KeySource::Missing }
+    }
+
+    async fn host_secrets(&self, _: &[SecretOwner], host: &str) -> Vec<HostSecret> {
+        let secrets = self.host_secrets.lock().unwrap().clone();
+        if host == host_secrets::HOST { secrets } else { Vec::new() }
+    }
+
+    async fn record_use(&self, _: &SessionId, used: HostSecretUse) -> Result<(), Refusal> {
+        if *self.log_fails.lock().unwrap() {
+            return Err(Refusal { reason: "no log".to_owned() });
+        }
+        self.uses.lock().unwrap().push(used);
+        Ok(())
     }
 
     async fn reserve(&self, _: &SessionId) -> Result<(), Refusal> {
@@ -166,6 +183,7 @@ fn policy(names: &[&str]) -> DoorPolicy {
         network: ResolvedPolicy::of(NetworkPolicy::Trusted, names).fixed(),
         upstream: watch::channel(UpstreamName::scripted()).1,
         repositories: Vec::new(),
+        secrets: vec![SecretOwner::Global],
     }
 }
 

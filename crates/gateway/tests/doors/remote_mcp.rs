@@ -140,7 +140,7 @@ async fn server_is_absent_without_key_or_session() {
     let (status, text) = post(&missing, "github", &initialize()).await;
     assert!(status == 404 && text.contains("harvest secret set GITHUB_TOKEN"), "{text}");
     let keys: Vec<_> =
-        missing.gateway.mcp_services().await.into_iter().map(|one| one.key).collect();
+        missing.gateway.mcp_services(&[]).await.into_iter().map(|one| one.key).collect();
     assert_eq!(keys, [KeySource::Missing; 4]);
     // Builds and checks have no session, and run code of strangers.
     let build = door(McpServerKind::Remote, url, Some(KEY), false);

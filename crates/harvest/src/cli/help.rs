@@ -89,6 +89,7 @@ const EXAMPLES: &[(&str, &str)] = &[
     ("secret set", "harvest secret set ANTHROPIC_API_KEY < key.txt"),
     ("secret ls", "harvest secret ls"),
     ("secret rm", "harvest secret rm GIT_TOKEN"),
+    ("secret uses", "harvest secret uses SLACK_BOT_TOKEN"),
     ("models", "harvest models"),
     ("net ls", "harvest net ls -r me/app"),
     ("net log", "harvest net log -"),

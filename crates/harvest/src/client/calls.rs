@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
 use harvest_proto::{
-    RepositoryRef, Secret, SessionId,
+    RepositoryRef, SessionId,
     api::{
         AddRepository, CreatePrompt, CreateSession, ForkSession, Page, Prompt, PullRequest,
         Repository, RetentionReport, Session, SessionState, Turn,
@@ -13,7 +13,7 @@ use harvest_proto::{
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use super::{Client, path_segment, with_cursor};
+use super::{Client, with_cursor};
 
 impl Client {
     /// The newest sessions that match a query string, at most `max`, and whether there are more.
@@ -105,9 +105,8 @@ impl Client {
         self.post("/v1/repositories", body).await
     }
 
-    pub(crate) async fn secret_set(&self, name: &str, value: &Secret<String>) -> Result<()> {
-        let path = format!("/v1/secrets/{}", path_segment(name)?);
-        let request = self.request(Method::PUT, &path).json(&json!({ "value": value.expose() }));
-        self.send(request).await.map(drop)
+    /// Stores the secret at `path`.
+    pub(crate) async fn secret_set(&self, path: &str, body: &Value) -> Result<()> {
+        self.send(self.request(Method::PUT, path).json(body)).await.map(drop)
     }
 }

@@ -6,7 +6,7 @@ use harvest_proto::api::{Finding, FindingLevel as Level};
 use super::FAILED;
 use crate::{
     Invocation,
-    doctor::{findings, mcp_servers, model_key},
+    doctor::{findings, mcp_servers, model_key, secrets},
     sanitize::sanitize,
     style::Palette,
 };
@@ -14,6 +14,7 @@ use crate::{
 pub(crate) async fn run(ctx: &Invocation) -> Result<u8> {
     let mut findings = findings(&ctx.config);
     findings.push(model_key(&ctx.config).await);
+    findings.push(secrets(&ctx.config).await);
     findings.push(mcp_servers(&ctx.config).await);
     if ctx.print.json {
         ctx.print.document(&findings)?;

@@ -4,41 +4,123 @@ use std::io::{BufRead, IsTerminal};
 
 use anyhow::{Context, Result, bail};
 use harvest_gateway::vault::SecretName;
-use harvest_proto::Secret;
+use harvest_proto::{
+    Secret,
+    api::{SecretUse, StoredSecret},
+};
 use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
     Invocation,
-    cli::SecretCommand,
+    cli::{SecretCommand, SecretOwnerArgs},
     client::{Client, path_segment},
     printer::Advice,
+    table,
 };
 
 pub(crate) async fn run(ctx: &Invocation, verb: &SecretCommand) -> Result<u8> {
     let client = Client::find(&ctx.config)?;
     match verb {
-        SecretCommand::Set { name } => {
+        SecretCommand::Set { name, owner, hosts, header } => {
+            let (folder, of) = owned_by(ctx, &client, owner).await?;
+            let value = read_value(ctx, name).await?;
+            let mut body = json!({ "value": value.expose() });
+            if !hosts.is_empty() {
+                body["hosts"] = json!(hosts);
+                body["header"] = json!(header);
+            }
             client
-                .secret_set(name, &read_value(ctx, name).await?)
+                .secret_set(&format!("{folder}/{}", path_segment(name)?), &body)
                 .await
                 .with_context(|| format!("cannot store {name}"))?;
             ctx.print.document(&json!({ "stored": name }))?;
-            ctx.print.note(format!("Stored {name}"));
+            ctx.print.note(format!("Stored {name} {of}"));
+            note_hosts(ctx, hosts, owner.user);
         }
-        SecretCommand::Ls => {
-            let names: Vec<String> = client.all("/v1/secrets").await?;
-            ctx.print
-                .result(&names, |names| names.iter().map(|name| format!("{name}\n")).collect())?;
-        }
-        SecretCommand::Rm { name } => {
-            client.delete(&format!("/v1/secrets/{}", path_segment(name)?)).await?;
+        SecretCommand::Ls => list(ctx, &client.all("/v1/secrets").await?)?,
+        SecretCommand::Rm { name, owner } => {
+            let (folder, of) = owned_by(ctx, &client, owner).await?;
+            client.delete(&format!("{folder}/{}", path_segment(name)?)).await?;
             ctx.print.document(&json!({ "removed": name }))?;
-            ctx.print.note(format!("Removed {name}"));
+            ctx.print.note(format!("Removed {name} {of}"));
+        }
+        SecretCommand::Uses { name } => {
+            uses(ctx, &client.all(&format!("/v1/secrets/{}/uses", path_segment(name)?)).await?)?;
         }
     }
     Ok(0)
+}
+
+/// The path of an owner's secrets, and the owner in words.
+async fn owned_by(
+    ctx: &Invocation,
+    client: &Client,
+    owner: &SecretOwnerArgs,
+) -> Result<(String, String)> {
+    Ok(match owner {
+        SecretOwnerArgs { repository: Some(name), .. } => {
+            let name = client.repository(name).await?.name;
+            (format!("/v1/repositories/{name}/secrets"), format!("for {name}"))
+        }
+        SecretOwnerArgs { session: Some(typed), .. } => {
+            let session = ctx.session(typed).await?.1;
+            (format!("/v1/sessions/{session}/secrets"), format!("for {session}"))
+        }
+        SecretOwnerArgs { user: true, .. } => {
+            ("/v1/me/secrets".to_owned(), "for your sessions".to_owned())
+        }
+        _ => ("/v1/secrets".to_owned(), "for all sessions and builds".to_owned()),
+    })
+}
+
+fn note_hosts(ctx: &Invocation, hosts: &[String], user: bool) {
+    if hosts.is_empty() {
+        return;
+    }
+    let hosts = hosts.join(" ");
+    ctx.print.note(match user {
+        true => format!(
+            "Sessions that may connect to {hosts} use it; `harvest net allow SESSION {hosts}` \
+             allows that"
+        ),
+        false => format!("Its sessions may connect to {hosts} (`harvest net ls` lists the rules)"),
+    });
+}
+
+fn list(ctx: &Invocation, secrets: &Vec<StoredSecret>) -> Result<()> {
+    let row = |one: &StoredSecret| {
+        let hosts = if one.hosts.is_empty() { "-".to_owned() } else { one.hosts.join(", ") };
+        let owner = one.owner.clone().unwrap_or_else(|| "-".to_owned());
+        [one.name.clone(), one.scope.to_string(), owner, hosts]
+    };
+    ctx.print.result(secrets, |secrets| match secrets.is_empty() {
+        true => String::new(),
+        false => table::plain(["NAME", "SCOPE", "OF", "HOSTS"], secrets.iter().map(row)),
+    })?;
+    if secrets.is_empty() {
+        ctx.print.note("No secrets; `harvest secret set NAME` stores one");
+    }
+    Ok(())
+}
+
+fn uses(ctx: &Invocation, uses: &Vec<SecretUse>) -> Result<()> {
+    let row = |one: &SecretUse| {
+        let session = one.session.as_ref().map_or_else(|| "build".to_owned(), ToString::to_string);
+        let turn = if one.turn == 0 { "-".to_owned() } else { one.turn.to_string() };
+        let request = format!("{} https://{}{}", one.method, one.host, one.path);
+        [one.at.to_string(), session, turn, one.scope.to_string(), request]
+    };
+    const HEADER: [&str; 5] = ["TIME", "SESSION", "TURN", "SCOPE", "REQUEST"];
+    ctx.print.result(uses, |uses| match uses.is_empty() {
+        true => String::new(),
+        false => table::plain(HEADER, uses.iter().map(row)),
+    })?;
+    if uses.is_empty() {
+        ctx.print.note("No request used it as the secret of a host");
+    }
+    Ok(())
 }
 
 /// Reads the value from a pipe, or one typed line without echo. Not from an argument: those are

@@ -9,6 +9,7 @@ use crate::{
     Invocation,
     cli::UpArgs,
     commands::background,
+    known_secrets,
     printer::human_elapsed,
     server_process::{self, RunningServer, ShutdownMode},
 };
@@ -44,6 +45,13 @@ pub(crate) async fn run(ctx: &Invocation, args: UpArgs) -> Result<u8> {
             "Token {token} (shown once; stored in {})",
             config.token_file().display()
         ));
+    }
+    let taken: Vec<_> = known_secrets::in_environment(config).into_keys().collect();
+    if !taken.is_empty() {
+        ctx.print.note(format!("From the environment: {}", taken.join(", ")));
+    }
+    if let Some(problem) = known_secrets::misnamed() {
+        ctx.print.warn(problem);
     }
     ctx.print.hint(
         "in another terminal: `harvest run -r REPOSITORY \"PROMPT\"`; Ctrl-C stops the server",

@@ -308,8 +308,8 @@ pub(crate) const VARIABLES: [(&str, &str); 6] = [
         "The supervisor to use instead of the embedded one; for development of Harvest",
     ),
     (
-        "ANTHROPIC_API_KEY, CLAUDE_CODE_OAUTH_TOKEN, OPENAI_API_KEY, GITHUB_TOKEN, SENTRY_AUTH_TOKEN, \
-         LINEAR_API_KEY, GEMINI_API_KEY",
+        "ANTHROPIC_API_KEY, CLAUDE_CODE_OAUTH_TOKEN, OPENAI_API_KEY, GEMINI_API_KEY, GITHUB_TOKEN, \
+         SENTRY_AUTH_TOKEN, LINEAR_API_KEY, SLACK_BOT_TOKEN",
         "In the environment of `harvest up`, as the secrets of all upstreams and MCP servers: used \
          if no secret of that name is stored. Without an API key, `anthropic` uses the token of a subscription",
     ),

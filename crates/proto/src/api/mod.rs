@@ -53,7 +53,7 @@ pub use sandboxes::{
     RestoredSandbox, Sandbox, SandboxLimits, SandboxList, SandboxNetwork, SandboxOwner,
     SandboxSnapshot, SandboxStatus, VolumeMount,
 };
-pub use secrets::SetSecret;
+pub use secrets::{SecretUse, SetSecret, StoredSecret};
 pub use sessions::{
     AgentInfo, CreateSession, ForkSession, RestoreSession, Session, SessionRepository,
     SessionState, UseRepository,

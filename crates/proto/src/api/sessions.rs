@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     AgentName, BranchName, Effort, ModelRef, NetworkPolicy, PromptText, RepositoryName,
-    RepositoryRef, SandboxId, SessionId, SnapshotId, StateReason, Timestamp,
+    RepositoryRef, SandboxId, Secret, SessionId, SnapshotId, StateReason, Timestamp,
     api::{CreateAttachment, PullRequest},
     bridge::Author,
     event::{McpServer, Usage},
@@ -115,6 +115,11 @@ pub struct CreateSession {
     /// sandbox can read them.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
+    /// Secrets of the session by name, such as `GITHUB_TOKEN`. Only the gateway uses them. They are
+    /// deleted with the session.
+    #[serde(default, skip_serializing)]
+    #[cfg_attr(feature = "openapi", schema(value_type = BTreeMap<String, String>))]
+    pub secrets: BTreeMap<String, Secret<String>>,
     /// Take away the agent's tool for asking the user.
     #[serde(default)]
     pub no_questions: bool,

@@ -3,13 +3,14 @@
 
 use axum::extract::State;
 use harvest_proto::{
-    UpstreamName,
-    api::{McpService, ModelService, Page, ServiceModels},
+    SecretOwner, UpstreamName,
+    api::{McpService, ModelService, Page, ServiceModels, Token},
 };
 use serde::Deserialize;
 
 use crate::{
     ServerState,
+    auth::Authenticated,
     authorization::Access::Read,
     extract::Query,
     problem::JsonResult,
@@ -23,8 +24,11 @@ pub(super) fn routes() -> Routes<ServerState> {
 /// Lists the model services, and where the key of each comes from.
 #[utoipa::path(get, path = "/v1/model-services", tag = "models",
     responses((status = 200, body = Page<ModelService>, description = "The model services")))]
-async fn model_service_list(State(state): State<ServerState>) -> JsonResult<Page<ModelService>> {
-    Ok(page(state.sessions.model_services().await))
+async fn model_service_list(
+    State(state): State<ServerState>,
+    Authenticated(token): Authenticated,
+) -> JsonResult<Page<ModelService>> {
+    Ok(page(state.sessions.model_services(&owners(&token)).await))
 }
 
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
@@ -40,14 +44,23 @@ pub(crate) struct ModelQuery {
     responses((status = 200, body = Page<ServiceModels>, description = "The services and their models")))]
 async fn model_list(
     State(state): State<ServerState>,
+    Authenticated(token): Authenticated,
     Query(query): Query<ModelQuery>,
 ) -> JsonResult<Page<ServiceModels>> {
-    Ok(page(state.sessions.models(query.service.as_ref()).await))
+    Ok(page(state.sessions.models(&owners(&token), query.service.as_ref()).await))
 }
 
 /// Lists the MCP servers to which the gateway adds a key, and where the key of each comes from.
 #[utoipa::path(get, path = "/v1/mcp-servers", tag = "models",
     responses((status = 200, body = Page<McpService>, description = "The MCP servers")))]
-async fn mcp_server_list(State(state): State<ServerState>) -> JsonResult<Page<McpService>> {
-    Ok(page(state.sessions.mcp_services().await))
+async fn mcp_server_list(
+    State(state): State<ServerState>,
+    Authenticated(token): Authenticated,
+) -> JsonResult<Page<McpService>> {
+    Ok(page(state.sessions.mcp_services(&owners(&token)).await))
+}
+
+/// Whose secrets every session of the token's user can use.
+fn owners(token: &Token) -> [SecretOwner; 2] {
+    [SecretOwner::user(&token.user.email), SecretOwner::Global]
 }

@@ -95,9 +95,9 @@ async fn shared_resources_are_for_admins() {
     server.repository().await;
     let bob = member(&server, "bob").await;
     for (method, path) in [
-        ("GET", "/v1/secrets"),
         ("PUT", "/v1/secrets/KEY"),
         ("DELETE", "/v1/secrets/KEY"),
+        ("PUT", "/v1/repositories/local/calc/secrets/KEY"),
         ("DELETE", "/v1/repositories/local/calc"),
         ("POST", "/v1/repositories/local/calc/build"),
     ] {
@@ -220,4 +220,49 @@ async fn revoked_token_closes_streams_and_is_rejected() {
     problem(&server.request("DELETE", "/v1/tokens/eve", &[], "").await, 404, "not_found");
     assert_eq!(send(&server, &bob, "DELETE", "/v1/tokens/bob", json!({})).await.status, 204);
     problem(&send(&server, &bob, "GET", "/v1/me", json!({})).await, 401, "unauthorized");
+}
+
+#[tokio::test]
+async fn members_manage_own_secrets_and_those_of_sessions() {
+    let server = TestServer::start().await;
+    server.repository().await;
+    let bob = member(&server, "bob").await;
+    let create = json!({"repository": "calc", "secrets": {"GITHUB_TOKEN": "of-session"}});
+    let theirs = server.post("/v1/sessions", &[], create.clone()).await.json();
+    let own = send(&server, &bob, "POST", "/v1/sessions", create).await.json();
+    let id = |session: &serde_json::Value| session["id"].as_str().unwrap().to_owned();
+    let of = |session| format!("/v1/sessions/{}/secrets/KEY", id(session));
+    let bound = json!({"value": "x", "hosts": ["API.example.com"]});
+    for (path, status) in [
+        (of(&own), 204),
+        ("/v1/me/secrets/KEY".to_owned(), 204),
+        (of(&theirs), 403),
+        ("/v1/secrets/KEY".to_owned(), 403),
+        ("/v1/repositories/local/calc/secrets/KEY".to_owned(), 403),
+    ] {
+        assert_eq!(send(&server, &bob, "PUT", &path, bound.clone()).await.status, status, "{path}");
+    }
+    let json = [("content-type", "application/json")];
+    let global = server.request("PUT", "/v1/secrets/KEY", &json, &bound.to_string()).await;
+    assert_eq!(global.status, 204, "{global:?}");
+    let listed = send(&server, &bob, "GET", "/v1/secrets", json!({})).await.json();
+    let seen: Vec<_> =
+        listed["items"].as_array().unwrap().iter().map(|one| &one["scope"]).collect();
+    assert_eq!(seen, ["session", "session", "user"]);
+    let all = server.request("GET", "/v1/secrets", &[], "").await.json();
+    assert_eq!(all["items"].as_array().unwrap().len(), 5);
+    assert_eq!(all["items"][2]["hosts"], json!(["api.example.com"]));
+    // What a secret is for may be reached where it is used.
+    let rules = server.request("GET", &format!("/v1/sessions/{}/network", id(&own)), &[], "").await;
+    assert!(rules.json()["rules"].to_string().contains("api.example.com"), "{rules:?}");
+    for (body, status, code) in [
+        (json!({"value": "x", "hosts": ["*.example.com"]}), 422, "invalid_host"),
+        (json!({"value": "x", "hosts": ["a.org"], "header": "Host: {}"}), 422, "invalid_header"),
+        (json!({"value": "x", "header": "X-Key: {}"}), 400, "invalid_header"),
+    ] {
+        problem(&send(&server, &bob, "PUT", "/v1/me/secrets/KEY", body).await, status, code);
+    }
+    assert_eq!(send(&server, &bob, "DELETE", "/v1/me/secrets/KEY", json!({})).await.status, 204);
+    let gone = send(&server, &bob, "DELETE", "/v1/me/secrets/KEY", json!({})).await;
+    problem(&gone, 404, "not_found");
 }

@@ -10,6 +10,9 @@ use harvest_store::Store;
 
 use crate::tasks::Tasks;
 
+pub(crate) use secrets::seal;
+pub use secrets::secret_binding;
+
 /// The tokens and secrets of one server. Cheap to clone.
 #[derive(Clone)]
 pub struct Accounts {

@@ -25,7 +25,7 @@ use crate::{
     error_chain::error_chain,
     git_remote::remote,
     memory_file,
-    repositories::boot_start,
+    repositories::{boot_start, owners_of},
     sandboxes::{
         Durability, Found, MissingObject, SandboxError, SandboxSpec, StartFrom, StateVolume,
     },
@@ -148,7 +148,8 @@ impl Driver {
 
     async fn boot(&mut self, start: BootStart, resume: bool) {
         let shared = Arc::clone(&self.shared);
-        let mcp_servers = mcp_servers(shared.sandboxes.doors.as_ref()).await;
+        let mcp_servers =
+            mcp_servers(shared.sandboxes.doors.as_ref(), &owners_of(&self.record)).await;
         let session = &self.record.session;
         let agent = match self.launch(resume, None) {
             Ok(launch) => Some(launch),

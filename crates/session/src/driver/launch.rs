@@ -1,7 +1,7 @@
 //! What the supervisor is told about the session's agent.
 
 use harvest_proto::{
-    AgentName, McpServerName, ModelRef, UpstreamKind,
+    AgentName, McpServerName, ModelRef, SecretOwner, UpstreamKind,
     api::{KeySource, Prompt},
     bridge::{AgentLaunch, RestartPolicy},
 };
@@ -51,8 +51,8 @@ impl Driver {
 }
 
 /// The MCP servers whose keys are there now.
-pub(super) async fn mcp_servers(doors: &dyn Doors) -> Vec<McpServerName> {
-    let services = doors.mcp_services().await;
+pub(super) async fn mcp_servers(doors: &dyn Doors, owners: &[SecretOwner]) -> Vec<McpServerName> {
+    let services = doors.mcp_services(owners).await;
     let usable = services.into_iter().filter(|service| service.key != KeySource::Missing);
     usable.map(|service| service.name).collect()
 }

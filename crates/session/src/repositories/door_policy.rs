@@ -3,8 +3,9 @@
 use futures_util::future::BoxFuture;
 use harvest_gateway::ledger::{DoorPolicy, GitAccess};
 use harvest_proto::{
-    BranchName, NetworkPolicy, SessionId, UpstreamName,
+    BranchName, NetworkPolicy, RepositoryName, SecretOwner, SessionId, UpstreamName,
     api::{AllowedName, Repository},
+    bridge::Author,
 };
 use harvest_store::{RuleOwner, SessionRecord};
 use tokio::sync::watch;
@@ -29,6 +30,7 @@ impl Repositories {
             session: spec.session,
             upstream: spec.upstream,
             repositories: repositories.iter().map(access).collect(),
+            secrets: spec.secrets,
         })
     }
 
@@ -55,6 +57,27 @@ pub(crate) struct PassSpec {
     pub(crate) network: NetworkPolicy,
     pub(crate) upstream: watch::Receiver<UpstreamName>,
     pub(crate) branch: Option<BranchName>,
+    /// Whose secrets are used, narrowest scope first.
+    pub(crate) secrets: Vec<SecretOwner>,
+}
+
+/// Whose secrets a session uses, narrowest scope first.
+pub(crate) fn owners_of(record: &SessionRecord) -> Vec<SecretOwner> {
+    let session = &record.session;
+    let repositories = record.checkouts.iter().map(|one| one.repository.clone());
+    let own = SecretOwner::Session(session.id.clone());
+    std::iter::once(own).chain(shared_owners(repositories, &session.author)).collect()
+}
+
+/// Whose secrets all sessions of an author on these repositories use.
+pub(crate) fn shared_owners(
+    repositories: impl Iterator<Item = RepositoryName>,
+    author: &Author,
+) -> Vec<SecretOwner> {
+    repositories
+        .map(SecretOwner::Repository)
+        .chain([SecretOwner::user(&author.email), SecretOwner::Global])
+        .collect()
 }
 
 impl PassSpec {
@@ -68,6 +91,7 @@ impl PassSpec {
             // An agent that is no longer configured does not start; this reaches no service.
             upstream: watch::channel(upstream.unwrap_or_else(|_| UpstreamName::scripted())).1,
             branch: Some(session.branch.clone()),
+            secrets: owners_of(record),
         }
     }
 }

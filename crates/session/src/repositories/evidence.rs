@@ -9,7 +9,7 @@ use harvest_proto::{
 };
 use harvest_store::{CheckoutRecord, SessionRecord, StoreError, Write};
 
-use super::{PassSpec, Repositories, RepositoryContext, boot_start, check};
+use super::{PassSpec, Repositories, RepositoryContext, boot_start, check, shared_owners};
 use crate::{
     bridge::BridgeError,
     checkout,
@@ -252,7 +252,9 @@ async fn gather(
     let from = repositories.origin(Some(repository), &record.session.agent).await?;
     let start = boot_start(&from);
     let pass = PassSpec::of_session(record, &shared.sandboxes.agents);
-    let pass = PassSpec { branch: None, ..pass };
+    // The check runs what the agent wrote: the session's own secrets are not for it.
+    let secrets = shared_owners([repository.name.clone()].into_iter(), &record.session.author);
+    let pass = PassSpec { branch: None, secrets, ..pass };
     let pass = repositories.pass(std::slice::from_ref(repository), pass).await.map_err(other)?;
     let door = EphemeralDoor { policy: pass, observer: None };
     let mut sandbox =

@@ -15,7 +15,7 @@ use futures_util::stream::{self, BoxStream, StreamExt};
 use harvest_gateway::{DoorObserver, PrivateHosts, RemoteUrlError, normalize_remote_url};
 use harvest_proto::{
     AgentName, BranchName, EventBody, NetworkPolicy, RepositoryName, RepositoryRef, SandboxId,
-    SessionId, SnapshotId, UpstreamName,
+    SecretOwner, SessionId, SnapshotId, UpstreamName,
     api::{AddRepository, Build, BuildLine, CheckOutcome, Repository},
     bridge::BootStart,
 };
@@ -37,7 +37,7 @@ use crate::{
     wall_clock::now,
 };
 
-pub(crate) use door_policy::{PassSpec, Trusted};
+pub(crate) use door_policy::{PassSpec, Trusted, owners_of, shared_owners};
 pub(crate) use evidence::{PullRequestText, describe_failures};
 pub(crate) use network::{OpenPolicies, network_rule};
 pub(crate) use origin::boot_start;
@@ -327,6 +327,7 @@ async fn build(
         network: BUILD_POLICY,
         upstream: watch::channel(UpstreamName::scripted()).1,
         branch: None,
+        secrets: vec![SecretOwner::Repository(repository.name.clone()), SecretOwner::Global],
     };
     let policy = repositories
         .pass(std::slice::from_ref(repository), order)

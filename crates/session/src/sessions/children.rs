@@ -7,7 +7,7 @@ use harvest_proto::{
 };
 use harvest_store::{ChildCounts, Lineage, SessionRecord, Write};
 
-use super::Sessions;
+use super::{Sessions, create::PlannedSession};
 use crate::{error::SessionError, tool_host::ChildSpec};
 
 // Of the sessions below one that a user created.
@@ -36,9 +36,13 @@ impl Sessions {
         check_limits(depth(above.as_ref()) + 1, store.child_counts(&root).await?)?;
         let lineage = Lineage { parent: parent.clone(), root };
         let author = record.session.author.clone();
+        let inherited = self.secrets_for(&record, &author).await?;
+        let id = SessionId::random();
         // A rule that denies must not end at a session that the agent creates.
-        let writes = vec![Write::ChildOf(lineage), Write::NetworkRulesOf(parent.clone())];
-        self.create_with(request(record, child, key), author, writes).await
+        let mut writes = vec![Write::ChildOf(lineage), Write::NetworkRulesOf(parent.clone())];
+        writes.extend(self.inherited_writes(&id, &inherited)?);
+        let new = PlannedSession { id, writes, secrets_of: Some(parent.clone()) };
+        self.create_with(request(record, child, key), author, new).await
     }
 
     /// The session that a user created, above this one.

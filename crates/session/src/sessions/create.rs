@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, HashSet};
 
 use harvest_proto::{
     AgentName, BranchName, EventBody, Hint as _, InvalidPort, ModelRef, RuleTarget, RuleVerdict,
-    SessionId, SnapshotId, UpstreamName,
+    Secret, SecretOwner, SessionId, SnapshotId, UpstreamName,
     api::{
-        AddRepository, CreateSession, McpService, ModelService, NetworkRule, Repository,
+        AddRepository, CreateSession, KeySource, McpService, ModelService, NetworkRule, Repository,
         ServiceModels, Session, SetNetworkRule, UnusableModel, UseRepository,
     },
     bridge::Author,
@@ -20,8 +20,12 @@ use super::{
     verbs::{new_prompt, title},
 };
 use crate::{
-    decide::State, driver::UNTITLED, error::SessionError, repositories::network_rule,
-    sandboxes::StartFrom, wall_clock::now,
+    decide::State,
+    driver::UNTITLED,
+    error::SessionError,
+    repositories::{network_rule, shared_owners},
+    sandboxes::StartFrom,
+    wall_clock::now,
 };
 
 // Each repository is a clone that delays the start.
@@ -44,16 +48,19 @@ impl Sessions {
         create: CreateSession,
         user: Author,
     ) -> Result<Session, SessionError> {
-        self.create_with(create, user, Vec::new()).await
+        let planned =
+            PlannedSession { id: SessionId::random(), writes: Vec::new(), secrets_of: None };
+        self.create_with(create, user, planned).await
     }
 
-    /// Like [`Sessions::create`], with further writes in the same transaction.
+    /// Like [`Sessions::create`], for a session with this id and further writes.
     pub(super) async fn create_with(
         &self,
         create: CreateSession,
         user: Author,
-        writes: Vec<Write>,
+        planned: PlannedSession,
     ) -> Result<Session, SessionError> {
+        let PlannedSession { id, writes, secrets_of } = planned;
         let owner = Some(user.email.clone());
         let author = create.author.unwrap_or(user);
         let attachments = attachments::check(create.attachments)?;
@@ -66,12 +73,13 @@ impl Sessions {
         check_env(&create.env)?;
         create.key.as_deref().map(check_key).transpose()?;
         let agent = create.agent.unwrap_or_default();
-        self.check_model_key(&agent, create.model.as_ref()).await?;
         let wanted = requested_repositories(create.repository, create.base, create.repositories)?;
+        let secrets = self.secret_writes(&id, &create.secrets)?;
+        let services = self.services_of_new(&wanted, &author, secrets_of, &create.secrets).await?;
+        check_model_key(&services, &agent, create.model.as_ref())?;
         if let Some(key) = &create.key {
             self.check_key_free(key).await?;
         }
-        let id = SessionId::random();
         let allow = create.allow.iter().map(|text| session_rule(&id, text));
         let allow =
             allow.map(|rule| rule.map(Write::NetworkRule)).collect::<Result<Vec<_>, _>>()?;
@@ -79,7 +87,7 @@ impl Sessions {
             Some(snapshot) => self.start_from(snapshot).await?,
             None => Vec::new(),
         };
-        first_writes.extend(writes.into_iter().chain(allow));
+        first_writes.extend(writes.into_iter().chain(allow).chain(secrets));
         let known = match wanted.first() {
             Some(first) => self.known_repository(first).await?,
             None => None,
@@ -117,21 +125,49 @@ impl Sessions {
         inserted
     }
 
+    /// The model services as a session that is about to be created finds them.
+    async fn services_of_new(
+        &self,
+        wanted: &[UseRepository],
+        author: &Author,
+        secrets_of: Option<SessionId>,
+        given: &BTreeMap<String, Secret<String>>,
+    ) -> Result<Vec<ModelService>, SessionError> {
+        let mut known = Vec::new();
+        for one in wanted {
+            known.extend(self.known_repository(one).await?.map(|repository| repository.name));
+        }
+        let mut owners = shared_owners(known.into_iter(), author);
+        owners.splice(0..0, secrets_of.map(SecretOwner::Session));
+        let mut services = self.model_services(&owners).await;
+        for service in services.iter_mut().filter(|one| one.key == KeySource::Missing) {
+            let names = [service.secret.as_deref(), service.kind.subscription_secret()];
+            if names.into_iter().flatten().any(|name| given.contains_key(name)) {
+                service.key = KeySource::Stored;
+            }
+        }
+        Ok(services)
+    }
+
     /// The model services, and where the key of each comes from.
-    pub async fn model_services(&self) -> Vec<ModelService> {
-        let mut services = self.shared.sandboxes.doors.model_services().await;
+    pub async fn model_services(&self, owners: &[SecretOwner]) -> Vec<ModelService> {
+        let mut services = self.shared.sandboxes.doors.model_services(owners).await;
         self.shared.sandboxes.agents.assign(services.iter_mut());
         services
     }
 
     /// The MCP servers behind the gateway, and where the key of each comes from.
-    pub async fn mcp_services(&self) -> Vec<McpService> {
-        self.shared.sandboxes.doors.mcp_services().await
+    pub async fn mcp_services(&self, owners: &[SecretOwner]) -> Vec<McpService> {
+        self.shared.sandboxes.doors.mcp_services(owners).await
     }
 
     /// The model services, or one of them, and the models that each lists now.
-    pub async fn models(&self, only: Option<&UpstreamName>) -> Vec<ServiceModels> {
-        let mut models = self.shared.sandboxes.doors.models(only).await;
+    pub async fn models(
+        &self,
+        owners: &[SecretOwner],
+        only: Option<&UpstreamName>,
+    ) -> Vec<ServiceModels> {
+        let mut models = self.shared.sandboxes.doors.models(owners, only).await;
         self.shared.sandboxes.agents.assign(models.iter_mut().map(|one| &mut one.service));
         models
     }
@@ -141,12 +177,9 @@ impl Sessions {
         &self,
         agent: &AgentName,
         model: Option<&ModelRef>,
+        owners: &[SecretOwner],
     ) -> Result<(), SessionError> {
-        let services = self.model_services().await;
-        UnusableModel::check(&services, agent, model).map_err(|error| {
-            let hint = error.hint().unwrap_or_default().into_owned();
-            SessionError::conflict(error.code(), error.to_string(), hint)
-        })
+        check_model_key(&self.model_services(owners).await, agent, model)
     }
 
     async fn check_key_free(&self, key: &str) -> Result<(), SessionError> {
@@ -242,6 +275,26 @@ impl Sessions {
             other => other,
         })
     }
+}
+
+/// A session that is about to be created.
+pub(super) struct PlannedSession {
+    pub(super) id: SessionId,
+    /// Further writes in the same transaction.
+    pub(super) writes: Vec<Write>,
+    /// The session whose secrets it gets with these writes.
+    pub(super) secrets_of: Option<SessionId>,
+}
+
+fn check_model_key(
+    services: &[ModelService],
+    agent: &AgentName,
+    model: Option<&ModelRef>,
+) -> Result<(), SessionError> {
+    UnusableModel::check(services, agent, model).map_err(|error| {
+        let hint = error.hint().unwrap_or_default().into_owned();
+        SessionError::conflict(error.code(), error.to_string(), hint)
+    })
 }
 
 fn invalid(what: impl Into<String>) -> SessionError {

@@ -2,7 +2,7 @@
 //! each on its own branch. A request creates all of its forks or none.
 
 use harvest_proto::{
-    Event, EventBody, SessionId, SnapshotId, Timestamp,
+    Event, EventBody, SecretOwner, SessionId, SnapshotId, Timestamp,
     api::{ForkSession, Session, Snapshot, Turn},
     bridge::Author,
 };
@@ -12,7 +12,7 @@ use super::{
     SessionInsert, Sessions, branch,
     verbs::{new_prompt, title},
 };
-use crate::{decide::State, error::SessionError, wall_clock::now};
+use crate::{decide::State, error::SessionError, repositories::shared_owners, wall_clock::now};
 
 /// The most forks of one request.
 pub const MAX_FORKS: usize = 16;
@@ -33,12 +33,23 @@ impl Sessions {
     ) -> Result<Vec<Session>, SessionError> {
         let prompts = prompts(&fork, &user)?;
         let (source, point) = self.fork_point(session, fork.turn).await?;
+        let inherited = self.secrets_for(&source, &user).await?;
         if prompts.iter().any(Option::is_some) {
-            self.check_model_key(&source.session.agent, source.session.model.as_ref()).await?;
+            let (agent, model) = (&source.session.agent, source.session.model.as_ref());
+            let repositories = source.checkouts.iter().map(|one| one.repository.clone());
+            let mut owners = shared_owners(repositories, &user);
+            if !inherited.is_empty() {
+                owners.insert(0, SecretOwner::Session(source.session.id.clone()));
+            }
+            self.check_model_key(agent, model, &owners).await?;
         }
-        let forks =
-            prompts.into_iter().map(|prompt| new_fork(&source, &point, prompt, &user, now()));
-        self.insert_all(forks.collect()).await.map_err(|error| match error {
+        let fork = |prompt| {
+            let (new, state, prompt, mut writes) = new_fork(&source, &point, prompt, &user, now());
+            writes.extend(self.inherited_writes(&new.id, &inherited)?);
+            Ok((new, state, prompt, writes))
+        };
+        let forks = prompts.into_iter().map(fork).collect::<Result<_, SessionError>>()?;
+        self.insert_all(forks).await.map_err(|error| match error {
             // The snapshot was dropped after `fork_point` read it.
             SessionError::NotFound { what } if what.starts_with("snapshot") => {
                 SessionError::conflict(

@@ -8,7 +8,6 @@ use harvest_proto::{
     api::{Prompt, Session},
 };
 use harvest_store::{Claim, Write};
-use ring::digest::{SHA256, digest};
 
 use super::Sessions;
 use crate::{error::SessionError, hex::hex, wall_clock::now};
@@ -34,7 +33,8 @@ impl Sessions {
         self.key.as_deref().map(|key| Write::CreatedId { key: key.to_owned(), id: id.to_owned() })
     }
 
-    /// Claims a key for a request, identified by a hash of its content. Keys are kept for 24 hours.
+    /// Claims a key for a request, identified by a keyed hash of its content, which may contain
+    /// secrets. Keys are kept for 24 hours.
     ///
     /// # Errors
     /// When the store fails.
@@ -43,7 +43,7 @@ impl Sessions {
         key: &str,
         request: &[u8],
     ) -> Result<Claim, SessionError> {
-        let request = hex(digest(&SHA256, request).as_ref());
+        let request = hex(&self.shared.vault.fingerprint(request));
         Ok(self.shared.store.idempotency_claim(key, &request, now()).await?)
     }
 

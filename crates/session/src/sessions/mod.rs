@@ -10,6 +10,7 @@ mod forks;
 mod idempotency;
 mod retention;
 mod sandbox;
+mod secrets;
 mod stats;
 mod suspend;
 mod tool_host;

@@ -12,6 +12,7 @@ use crate::{
     decide::{Input, Mode, SandboxState, State},
     driver::{Command, DriverHandle, PromptCommand},
     error::SessionError,
+    repositories::owners_of,
     sandboxes::StartFrom,
     wall_clock::now,
 };
@@ -31,12 +32,13 @@ impl Sessions {
         user: Author,
     ) -> Result<Prompt, SessionError> {
         if create.agent.is_some() || create.model.is_some() {
-            let session = self.get(session).await?;
+            let record = self.shared.store.session_get(session).await?;
+            let (session, owners) = (&record.session, owners_of(&record));
             let agent = create.agent.as_ref().unwrap_or(&session.agent);
             let model = create.model.as_ref().or(session.model.as_ref());
-            self.check_model_key(agent, model).await?;
+            self.check_model_key(agent, model, &owners).await?;
             if create.agent.is_some() {
-                self.check_other_agent(agent, &session).await?;
+                self.check_other_agent(agent, session).await?;
             }
         }
         let (agent, model, effort) = (create.agent, create.model, create.effort);

@@ -1,11 +1,14 @@
 //! Unique names, idempotency keys, ordered and paged lists, cascading deletes.
 
 use harvest_proto::{
-    PromptId, SessionId, SnapshotId, StateReason, Timestamp, TurnId,
+    PromptId, SecretOwner, SecretScope, SessionId, SnapshotId, StateReason, Timestamp, TurnId,
     api::{Build, PullRequest, PullRequestState, Repository, Role, SessionState, Token},
     event::{SnapshotKind, Usage},
 };
-use harvest_store::{Claim, DriverState, Removal, SessionFilter, StoreError, Write};
+use harvest_store::{
+    Claim, DriverState, NewSecretUse, Removal, SealedSecret, SecretBinding, SessionFilter,
+    StoreError, Write,
+};
 
 use crate::test_store::{NOW, TestStore, dispatch, new_session, on_both, outbox, prompt, token};
 
@@ -24,6 +27,7 @@ on_both! {
     deleting_a_session_deletes_all_its_rows,
     snapshot_used_by_fork_outlives_its_session,
     only_expired_archived_sessions_are_deleted,
+    narrowest_secret_wins_until_its_session_ends,
     secrets_and_meta_values_are_replaced,
 }
 
@@ -360,14 +364,69 @@ async fn snapshot_used_by_fork_outlives_its_session(test: TestStore) {
     assert_eq!(delete(&fork).await, [Removal::Snapshot(shared)]);
 }
 
-async fn secrets_and_meta_values_are_replaced(test: TestStore) {
-    for value in [b"one".as_slice(), b"\0\xff"] {
-        test.store.secret_set("s", value, NOW).await.unwrap();
-        assert_eq!(test.store.secret_get("s").await.unwrap().as_deref(), Some(value));
+fn secret(owner: SecretOwner, name: &str, value: &[u8]) -> SealedSecret {
+    let (name, sealed) = (name.to_owned(), value.to_vec());
+    SealedSecret { owner, name, sealed, binding: None, updated_at: NOW }
+}
+
+async fn narrowest_secret_wins_until_its_session_ends(test: TestStore) {
+    let (session, name) = (test.session().await, "o/r".parse().unwrap());
+    test.store.repository_insert(&repository("o/r")).await.unwrap();
+    let owners = [
+        SecretOwner::Session(session.clone()),
+        SecretOwner::Repository(name),
+        SecretOwner::user("Ada@example.org"),
+        SecretOwner::Global,
+    ];
+    let binding = SecretBinding { hosts: vec!["a.org".into()], header: "X-Key: {}".into() };
+    for owner in &owners {
+        let binding = Some(binding.clone());
+        let one = SealedSecret { binding, ..secret(owner.clone(), "s", b"v") };
+        test.store.secret_set(one).await.unwrap();
     }
-    assert_eq!(test.store.secret_list().await.unwrap(), ["s"]);
-    assert!(test.store.secret_remove("s").await.unwrap());
-    assert_eq!(test.store.secret_get("s").await.unwrap(), None);
+    // Another value keeps its hosts.
+    test.store.secret_set(secret(owners[0].clone(), "s", b"w")).await.unwrap();
+    test.store.secret_set(secret(SecretOwner::Global, "t", b"t")).await.unwrap();
+    let effective = test.store.secrets_of(&owners).await.unwrap();
+    let values: Vec<_> = effective.iter().map(|one| one.sealed.as_slice()).collect();
+    assert_eq!(values, [b"w", b"t"]);
+    assert_eq!(effective[0].hosts(), ["a.org"]);
+    for at in 0..owners.len() {
+        let found = test.store.secret_find(&owners[at..], "s").await.unwrap().unwrap();
+        assert_eq!(found.owner, owners[at]);
+    }
+    assert_eq!(test.store.secret_find(&owners[2..3], "t").await.unwrap(), None);
+    let one = NewSecretUse {
+        name: "s".into(),
+        scope: SecretScope::Session,
+        session: session.clone(),
+        host: "a.org".into(),
+        method: "GET".into(),
+        path: "/".into(),
+        at: NOW,
+    };
+    let of_build = NewSecretUse { session: SessionId::random(), ..one.clone() };
+    test.store.secret_uses_add(vec![one, of_build]).await.unwrap();
+    let uses = test.store.secret_uses("s").await.unwrap();
+    let sessions: Vec<_> = uses.into_iter().map(|one| one.session).collect();
+    assert_eq!(sessions, [None, Some(session.clone())]);
+    test.store.session_delete(&session, test.lease, Vec::new(), NOW).await.unwrap();
+    assert_eq!(test.store.secret_find(&owners[..1], "s").await.unwrap(), None);
+    assert_eq!(test.store.secret_uses("s").await.unwrap().len(), 1);
+    test.store.repository_delete(&"o/r".parse().unwrap(), NOW).await.unwrap();
+    assert_eq!(test.store.secret_find(&owners[1..2], "s").await.unwrap(), None);
+}
+
+async fn secrets_and_meta_values_are_replaced(test: TestStore) {
+    let global = [SecretOwner::Global];
+    for value in [b"one".as_slice(), b"\0\xff"] {
+        test.store.secret_set(secret(SecretOwner::Global, "s", value)).await.unwrap();
+        let found = test.store.secret_find(&global, "s").await.unwrap();
+        assert_eq!(found.map(|found| found.sealed).as_deref(), Some(value));
+    }
+    assert_eq!(test.store.secret_list().await.unwrap().len(), 1);
+    assert!(test.store.secret_remove(&SecretOwner::Global, "s").await.unwrap());
+    assert_eq!(test.store.secret_find(&global, "s").await.unwrap(), None);
     for value in ["one", "two"] {
         test.store.meta_set("k", value).await.unwrap();
         assert_eq!(test.store.meta_get("k").await.unwrap().as_deref(), Some(value));

@@ -24,6 +24,7 @@ mod gc_all;
 mod history;
 mod history_budget;
 mod host_network;
+mod host_secrets;
 mod inputs;
 mod inside;
 mod keys_and_budget;

@@ -22,6 +22,9 @@ use crate::{SAMPLE, completed, turn_ended};
 
 const KEY: &str = "sk-planted-5f1d0c2ab77e4e0f";
 const TOKEN: &str = "git-planted-90bd1174c6aa83e2";
+const OF_REPOSITORY: &str = "repository-planted-3a1f7be0c2";
+const OF_USER: &str = "user-planted-77d0e1b94f";
+const OF_SESSION: &str = "session-planted-0c4b2d9e61";
 
 /// The digest that the local forge keeps of a token.
 fn sha256(text: &str) -> String {
@@ -41,7 +44,9 @@ async fn planted_secrets_are_found_nowhere() {
     ];
     let host = Host::start_with(&env).await;
     host.repository("calc", SAMPLE).await;
-    set_secret(&host, "GIT_TOKEN", TOKEN);
+    set_secret(&host, &["GIT_TOKEN"], TOKEN);
+    set_secret(&host, &["OF_REPOSITORY", "-r", "calc"], OF_REPOSITORY);
+    set_secret(&host, &["OF_USER", "--user"], OF_USER);
     // A remote that refuses the token, at once and later: errors tend to leak secrets.
     let url = format!("{}/forge/local/calc.git", host.url().unwrap());
     let add = || host.harvest(["repo", "add", &url, "--name", "shut", "--secret", "GIT_TOKEN"]);
@@ -61,7 +66,10 @@ async fn planted_secrets_are_found_nowhere() {
         .await
         .id;
     host.follow(session.clone()).until("the turn to end", completed).await;
-    let asked = json!({ "repository": "calc", "network": "none", "prompt": "Ask the model." });
+    let asked = json!({
+        "repository": "calc", "network": "none", "prompt": "Ask the model.",
+        "secrets": { "OF_SESSION": OF_SESSION },
+    });
     let asked: Session = serde_json::from_value(host.post("/v1/sessions", asked).await).unwrap();
     host.follow(asked.id.clone()).until("the turn to fail", turn_ended).await;
     assert!(
@@ -71,7 +79,7 @@ async fn planted_secrets_are_found_nowhere() {
 
     let paused = host.post(&format!("/v1/sessions/{session}/pause"), json!({})).await;
     let events = format!("{:?}{:?}", host.events(&session).await, host.events(&asked.id).await);
-    for secret in [KEY, TOKEN] {
+    for secret in [KEY, TOKEN, OF_REPOSITORY, OF_USER, OF_SESSION] {
         for (place, text) in [
             ("CLI", format!("{refused:?}")),
             ("events", events.clone()),
@@ -116,9 +124,11 @@ async fn unkind_model() -> (String, Arc<AtomicUsize>) {
     (url, calls)
 }
 
-fn set_secret(host: &Host, name: &str, value: &str) {
+/// Runs `harvest secret set` with these arguments.
+pub(crate) fn set_secret(host: &Host, arguments: &[&str], value: &str) {
     let mut child = Command::new(binary("harvest"))
-        .args(["secret", "set", name])
+        .args(["secret", "set"])
+        .args(arguments)
         .env("HARVEST_HOME", host.home())
         .stdin(Stdio::piped())
         .spawn()

@@ -138,7 +138,7 @@ async fn other_paths_of_the_service_are_unreachable() {
 #[tokio::test(flavor = "multi_thread")]
 async fn services_with_a_key_list_their_models() {
     let (agent, seen) = agent(UpstreamKind::Openai, with_key()).await;
-    let listed = agent.door.gateway.models(None).await;
+    let listed = agent.door.gateway.models(&[], None).await;
     let models: Vec<_> = listed
         .iter()
         .map(|one| (one.service.name.as_str(), one.models.as_slice(), one.problem.as_deref()))
@@ -156,12 +156,12 @@ async fn services_with_a_key_list_their_models() {
         (uri.as_str(), &headers["authorization"]),
         ("/api/v1/models", &format!("Bearer {OPENAI_KEY}").parse().unwrap())
     );
-    let one = agent.door.gateway.models(Some(&UpstreamName::scripted())).await;
+    let one = agent.door.gateway.models(&[], Some(&UpstreamName::scripted())).await;
     assert_eq!(one.iter().map(|one| one.service.name.as_str()).collect::<Vec<_>>(), ["scripted"]);
     assert_eq!(seen.lock().unwrap().len(), 0, "no other service was asked");
     let unreachable =
         Agent::new(anthropic_key(), at("http://127.0.0.1:1"), UpstreamName::anthropic()).await;
-    let problem = unreachable.door.gateway.models(None).await[0].problem.clone();
+    let problem = unreachable.door.gateway.models(&[], None).await[0].problem.clone();
     assert_eq!(problem.as_deref(), Some("cannot be reached from this machine"));
 }
 

@@ -61,7 +61,7 @@ async fn subscription_token_is_sent_without_api_key() {
             assert_eq!(betas, ["some-beta"]);
             assert!(!headers.contains_key("authorization"));
         }
-        let services = agent.door.gateway.model_services().await;
+        let services = agent.door.gateway.model_services(&[]).await;
         let used = if by_token { token.0 } else { "ANTHROPIC_API_KEY" };
         assert_eq!(services[0].secret.as_deref(), Some(used));
     }
