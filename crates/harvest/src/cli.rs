@@ -3,6 +3,7 @@
 pub(crate) mod help;
 mod image;
 mod inside;
+mod repo;
 mod sandbox;
 mod server;
 mod session;
@@ -14,10 +15,11 @@ use clap::{
     Args, FromArgMatches, Parser, Subcommand,
     builder::{PossibleValuesParser, TypedValueParser},
 };
-use harvest_proto::{BranchName, RepositoryRef};
+use harvest_proto::RepositoryRef;
 
 pub(crate) use image::ImageCommand;
 pub(crate) use inside::{CpArgs, ShellArgs};
+pub(crate) use repo::{RepoCommand, RepoSetting};
 pub(crate) use sandbox::{
     CopySide, CreateArgs, ExecArgs, SandboxCommand, SnapshotCommand, VolumeCommand,
 };
@@ -243,47 +245,6 @@ pub(crate) struct UpArgs {
     /// Set for the background process itself
     #[arg(long, hide = true, conflicts_with = "detach")]
     pub(crate) detached: bool,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum RepoCommand {
-    /// Register a repository
-    Add {
-        /// An http or https URL, or a folder, which is copied to the local forge
-        // Not named `url`: clap would confuse it with the global flag.
-        #[arg(value_name = "URL|FOLDER")]
-        location: String,
-        /// Its name, NAME or OWNER/NAME [default: the last two parts of the URL]
-        #[arg(long)]
-        name: Option<RepositoryRef>,
-        /// The branch sessions start from
-        #[arg(short, long)]
-        base: Option<BranchName>,
-        /// The secret with the repository's access token
-        #[arg(long)]
-        secret: Option<String>,
-        /// The image sandboxes start from
-        #[arg(long)]
-        image: Option<String>,
-        /// Copy the files of a folder without git without asking
-        #[arg(long)]
-        all: bool,
-    },
-    /// Prebuild the snapshot sessions start from
-    Build {
-        /// The repository: OWNER/NAME, or NAME if only one has it
-        name: RepositoryRef,
-    },
-    /// List repositories
-    Ls,
-    /// Remove a repository and its builds
-    Rm {
-        /// The repository: OWNER/NAME, or NAME if only one has it
-        name: RepositoryRef,
-        /// Remove without asking
-        #[arg(short, long)]
-        yes: bool,
-    },
 }
 
 #[derive(Debug, Subcommand)]

@@ -115,15 +115,35 @@ async fn update(
 ) -> Result<Published> {
     if add.base.is_some() || add.image.is_some() {
         let message = format!("the folder is already registered as {}", before.name);
-        bail!(Advice::new(
-            message,
-            format!("remove it first with `harvest repo rm {}`", before.name)
-        ));
+        let hint = format!("`harvest repo set {}` changes its base and image", before.name);
+        bail!(Advice::new(message, hint));
     }
     let copy = forge.repository_name(&before.url).context("the copy is not on the local forge")?;
     let ImportedFolder { branch, notes, .. } = take(forge, copy.name(), folder).await?;
     tell(print, &before.name, &notes);
     Ok(Published { repository: before.clone(), branch, new: false })
+}
+
+/// Copies a registered folder again, so that its newest commit is built. Does nothing for other
+/// repositories, and for folders that are not there: the server may be on another machine.
+pub(crate) async fn refresh(
+    ctx: &Invocation,
+    client: &Client,
+    repository: &Repository,
+) -> Result<()> {
+    if !repository.url.starts_with(&format!("{}/forge/", client.url())) {
+        return Ok(());
+    }
+    let Ok(forge) = forge(ctx) else { return Ok(()) };
+    let copy = forge.repository_name(&repository.url);
+    let folder = copy.and_then(|copy| forge.source_folder(copy.name()));
+    match folder.filter(|folder| folder.is_dir()) {
+        Some(folder) => {
+            let add = AddRepository::default();
+            update(ctx.print, &forge, repository, &folder, &add).await.map(drop)
+        }
+        None => Ok(()),
+    }
 }
 
 /// Waits for the forge's registration lock.

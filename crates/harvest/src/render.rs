@@ -294,6 +294,9 @@ fn default_lines(body: &EventBody, width: usize) -> Vec<String> {
         EventBody::BootPhase { phase, status: PhaseStatus::Done, millis, .. } => {
             boot_phase(*phase, *millis)
         }
+        EventBody::InstallStep { folder, command, millis, failure, tail, .. } => {
+            install_step((folder, command), *millis, failure.as_deref(), tail)
+        }
         EventBody::RequestClosed { answer: Some(answer), .. } => {
             vec![format!("Answered “{}”", quoted(answer))]
         }
@@ -409,11 +412,26 @@ fn boot_phase(phase: BootPhase, millis: Option<u64>) -> Vec<String> {
         // These take no noticeable time.
         BootPhase::Starting | BootPhase::Ready => return vec![],
         BootPhase::Sync => "Synced the checkout",
+        BootPhase::Install => "Prepared dependencies",
         BootPhase::Setup => "Ran .harvest/setup.sh",
         BootPhase::Start => "Ran .harvest/start.sh",
         BootPhase::Agent => "Started the agent",
     };
     vec![format!("{done} in {}", human_millis(millis.unwrap_or(0)))]
+}
+
+/// A command that installed dependencies; its output is only of interest when it failed.
+pub(crate) fn install_step(
+    (folder, command): (&str, &str),
+    millis: u64,
+    failure: Option<&str>,
+    tail: &str,
+) -> Vec<String> {
+    let time = human_millis(millis);
+    match failure {
+        None => vec![format!("  ✓ {command} in {folder} ({time})")],
+        Some(failure) => with_tail(format!("  ✗ {command} in {folder} {failure} ({time})"), tail),
+    }
 }
 
 fn turn_ended(

@@ -106,6 +106,23 @@ pub enum EventBody {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         failure: Option<BootFailure>,
     },
+    /// A command that installs dependencies of a checkout ended.
+    InstallStep {
+        /// Folder of the project below `/workspace`.
+        folder: String,
+        /// The program that manages the dependencies: `npm`, `pip`, …
+        manager: String,
+        /// The command as people would type it.
+        command: String,
+        /// Duration of the command.
+        millis: u64,
+        /// How it failed: `exited with code 1`. A failed step ends a build but not a session.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        failure: Option<String>,
+        /// Last lines of its output.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        tail: String,
+    },
     /// A turn started.
     TurnStarted {
         /// The prompt of the turn.
@@ -375,6 +392,8 @@ pub enum BootPhase {
     Starting,
     /// The checkouts are cloned or fetched.
     Sync,
+    /// The dependencies of the checkouts are installed, unless the image contains them.
+    Install,
     /// `.harvest/setup.sh` runs, unless the image contains its result.
     Setup,
     /// `.harvest/start.sh` runs.

@@ -74,13 +74,13 @@ impl EphemeralSandbox {
         Ok(Self { shared: Arc::clone(shared), guard, bridge, events, _door: door })
     }
 
-    /// Boots the sandbox and reports each phase as it starts.
+    /// Boots the sandbox and reports its events.
     pub(crate) async fn boot(
         &mut self,
         repository: &RepositoryName,
         base: Option<BranchName>,
         start: BootStart,
-        mut report: impl FnMut(&str),
+        mut observe: impl FnMut(&EventBody),
     ) -> Result<(), EphemeralError> {
         let boot = Boot {
             session: SessionId::random(),
@@ -103,6 +103,7 @@ impl EphemeralSandbox {
         while let Some(message) = self.events.recv().await {
             let OwnerMessage::Event(event) = message else { continue };
             self.bridge.send(ToSupervisor::EventsStored { upto: event.number });
+            observe(&event.body);
             let EventBody::BootPhase { phase, status, tail, failure, .. } = event.body else {
                 continue;
             };
@@ -110,13 +111,8 @@ impl EphemeralSandbox {
                 let lines = [message, tail.unwrap_or_default()].join("\n");
                 return Err(EphemeralError::Other(lines.trim_end().to_owned()));
             }
-            match status {
-                PhaseStatus::Done if phase == BootPhase::Ready => return Ok(()),
-                PhaseStatus::Started => {
-                    let name = serde_json::to_string(&phase).unwrap_or_default();
-                    report(name.trim_matches('"'));
-                }
-                PhaseStatus::Done | PhaseStatus::Skipped | PhaseStatus::Failed => {}
+            if (phase, status) == (BootPhase::Ready, PhaseStatus::Done) {
+                return Ok(());
             }
         }
         Err(BridgeError::Lost.into())

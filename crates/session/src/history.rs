@@ -160,7 +160,7 @@ fn shortened(mut body: EventBody) -> EventBody {
     match &mut body {
         EventBody::TurnEnded { error, .. } => error.iter_mut().for_each(cut),
         EventBody::BootPhase { tail, .. } => tail.iter_mut().for_each(cut),
-        EventBody::AgentExited { tail, .. } => cut(tail),
+        EventBody::AgentExited { tail, .. } | EventBody::InstallStep { tail, .. } => cut(tail),
         EventBody::RequestOpened { question, options, .. } => {
             cut(question);
             options.iter_mut().for_each(cut);

@@ -62,7 +62,7 @@ impl Reconcile {
         for snapshot in shared.store.build_unfinished().await? {
             shared
                 .store
-                .build_fail(shared.lease, &snapshot, "the server was restarted", now())
+                .build_fail(shared.lease, &snapshot, ("the server was restarted", ""), now())
                 .await?;
         }
         tracing::info!(sandboxes = orphans.len(), "reconciled sandboxes with the store");

@@ -1,7 +1,10 @@
 //! Builds of repositories, identified by the snapshot they produce. A unique index allows one build
-//! at a time per repository. Only a successful build is shown or used.
+//! at a time per repository. Sessions start from successful builds only.
 
-use harvest_proto::{RepositoryName, SnapshotId, Timestamp, api::Build};
+use harvest_proto::{
+    RepositoryName, SnapshotId, Timestamp,
+    api::{Build, BuildLog, BuildStatus, BuildSummary},
+};
 
 use crate::{
     DbRow, Lease, Store, StoreError,
@@ -32,16 +35,24 @@ impl Store {
     }
 
     /// Marks a build as successful; it becomes the repository's newest.
-    pub async fn build_publish(&self, lease: Lease, build: &Build) -> Result<(), StoreError> {
+    pub async fn build_publish(
+        &self,
+        lease: Lease,
+        build: &Build,
+        log: &str,
+    ) -> Result<(), StoreError> {
         let query = sqlx::query(
             "UPDATE builds SET status = 'ready', commit_id = $2, check_evidence = $3,
-             millis = $4, built_at = $5 WHERE snapshot = $1 AND status = 'building'",
+             millis = $4, built_at = $5, package_manager = $6, log = $7
+             WHERE snapshot = $1 AND status = 'building'",
         )
         .bind(build.snapshot_id.to_string())
         .bind(build.commit.clone())
         .bind(build.check.as_ref().map(to_json))
         .bind(bigint(build.millis))
-        .bind(build.built_at.as_millis());
+        .bind(build.built_at.as_millis())
+        .bind(build.package_manager.clone())
+        .bind(log.to_owned());
         match self.writer.execute(Some(lease), query).await? {
             0 => Err(StoreError::missing(format!("build {} in progress", build.snapshot_id))),
             _ => Ok(()),
@@ -53,16 +64,63 @@ impl Store {
         &self,
         lease: Lease,
         snapshot: &SnapshotId,
-        error: &str,
+        (error, log): (&str, &str),
         at: Timestamp,
     ) -> Result<(), StoreError> {
         let query = sqlx::query(
-            "UPDATE builds SET status = 'failed', error = $2, built_at = $3
+            "UPDATE builds SET status = 'failed', error = $2, built_at = $3, log = $4
              WHERE snapshot = $1 AND status = 'building'",
         )
         .bind(snapshot.to_string())
         .bind(error.to_owned())
-        .bind(at.as_millis());
+        .bind(at.as_millis())
+        .bind(log.to_owned());
+        self.writer.execute(Some(lease), query).await.map(drop)
+    }
+
+    /// The builds of a repository that are kept, newest first.
+    pub async fn build_list(
+        &self,
+        repository: &RepositoryName,
+    ) -> Result<Vec<BuildSummary>, StoreError> {
+        let query = sqlx::query(
+            "SELECT snapshot, status, commit_id, package_manager, error, millis, started_at,
+             built_at FROM builds WHERE repository = $1 ORDER BY started_at DESC, snapshot",
+        )
+        .bind(repository.to_string());
+        self.all(query, read_summary).await
+    }
+
+    /// A build of a repository with its log.
+    pub async fn build_log(
+        &self,
+        repository: &RepositoryName,
+        snapshot: &SnapshotId,
+    ) -> Result<BuildLog, StoreError> {
+        let query = sqlx::query(
+            "SELECT snapshot, status, commit_id, package_manager, error, millis, started_at,
+             built_at, log FROM builds WHERE repository = $1 AND snapshot = $2",
+        )
+        .bind(repository.to_string())
+        .bind(snapshot.to_string());
+        let read =
+            |row: &DbRow| Ok(BuildLog { build: read_summary(row)?, log: row::text(row, "log")? });
+        let found = self.optional(query, read).await?;
+        found.ok_or_else(|| StoreError::missing(format!("build {snapshot} of `{repository}`")))
+    }
+
+    /// Deletes failed builds of a repository, except for the newest twenty.
+    pub async fn build_forget_failed(
+        &self,
+        lease: Lease,
+        repository: &RepositoryName,
+    ) -> Result<(), StoreError> {
+        let query = sqlx::query(
+            "DELETE FROM builds WHERE repository = $1 AND status = 'failed' AND snapshot NOT IN
+             (SELECT n.snapshot FROM builds n WHERE n.repository = $1 AND n.status = 'failed'
+              ORDER BY n.started_at DESC, n.snapshot LIMIT 20)",
+        )
+        .bind(repository.to_string());
         self.writer.execute(Some(lease), query).await.map(drop)
     }
 
@@ -98,6 +156,24 @@ impl Store {
     }
 }
 
+fn read_summary(row: &DbRow) -> Result<BuildSummary, StoreError> {
+    let status: BuildStatus = row::parsed(row, "status")?;
+    let ended_at = row::time_optional(row, "built_at")?;
+    Ok(BuildSummary {
+        snapshot_id: row::parsed(row, "snapshot")?,
+        status,
+        commit: row::optional(row, "commit_id")?,
+        package_manager: row::optional(row, "package_manager")?,
+        error: row::optional(row, "error")?,
+        millis: match status {
+            BuildStatus::Ready => Some(row::count(row, "millis")?),
+            BuildStatus::Building | BuildStatus::Failed => None,
+        },
+        started_at: row::time(row, "started_at")?,
+        ended_at,
+    })
+}
+
 /// The build in a row of `repositories.rs`, if the repository has one.
 pub(crate) fn read(row: &DbRow) -> Result<Option<Build>, StoreError> {
     let Some(snapshot) = row::parsed_optional(row, "snapshot")? else { return Ok(None) };
@@ -105,6 +181,7 @@ pub(crate) fn read(row: &DbRow) -> Result<Option<Build>, StoreError> {
         snapshot_id: snapshot,
         provider: row::text(row, "provider")?,
         commit: row::text(row, "commit_id")?,
+        package_manager: row::optional(row, "package_manager")?,
         check: row::json_optional(row, "check_evidence")?,
         millis: row::count(row, "millis")?,
         built_at: row::time(row, "built_at")?,

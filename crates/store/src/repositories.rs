@@ -6,7 +6,7 @@ use crate::{DbRow, Removal, Store, StoreError, builds, removals, reserve::OnFull
 
 // With the newest successful build of each.
 const SELECT: &str = "SELECT r.name, r.url, r.base, r.secret, r.image, r.created_at, b.snapshot, b.provider, \
-     b.commit_id, b.check_evidence, b.millis, b.built_at FROM repositories r LEFT JOIN builds b ON b.snapshot = \
+     b.commit_id, b.package_manager, b.check_evidence, b.millis, b.built_at FROM repositories r LEFT JOIN builds b ON b.snapshot = \
      (SELECT n.snapshot FROM builds n WHERE n.repository = r.name AND n.status = 'ready' \
      ORDER BY n.built_at DESC, n.started_at DESC LIMIT 1) ";
 
@@ -38,6 +38,21 @@ impl Store {
                 })
             })
             .await
+    }
+
+    /// Replaces the base, secret and image of a repository.
+    pub async fn repository_update(&self, repository: &Repository) -> Result<(), StoreError> {
+        let query = sqlx::query(
+            "UPDATE repositories SET base = $2, secret = $3, image = $4 WHERE name = $1",
+        )
+        .bind(repository.name.to_string())
+        .bind(repository.base.clone().map(String::from))
+        .bind(repository.secret.clone())
+        .bind(repository.image.clone());
+        match self.writer.execute(None, query).await? {
+            0 => Err(StoreError::missing(format!("repository `{}`", repository.name))),
+            _ => Ok(()),
+        }
     }
 
     /// A repository with its newest successful build.

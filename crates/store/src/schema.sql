@@ -234,8 +234,10 @@ CREATE TABLE builds (
     status TEXT NOT NULL,
     provider TEXT NOT NULL,
     commit_id TEXT,
+    package_manager TEXT,
     check_evidence TEXT,
     error TEXT,
+    log TEXT NOT NULL DEFAULT '',
     millis BIGINT NOT NULL DEFAULT 0,
     started_at BIGINT NOT NULL,
     built_at BIGINT

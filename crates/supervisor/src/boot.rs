@@ -25,6 +25,7 @@ use crate::{
     agents::{self, AgentContext},
     app, capture, files,
     git::{Git, Synced},
+    install,
     outbox::Outbox,
     sandbox::Sandbox,
     turn::Turns,
@@ -117,6 +118,7 @@ impl BootRunner {
         if !building {
             self.prepare_agents(boot, &user).await;
         }
+        self.install(&fresh, &user, building, timeout).await?;
         self.run_hooks(BootPhase::Setup, &fresh, &user, ("setup.sh", timeout)).await?;
         self.run_hooks(BootPhase::Start, &started, &user, ("start.sh", timeout)).await?;
         match boot.agent.as_ref().filter(|_| !building) {
@@ -190,6 +192,43 @@ impl BootRunner {
         };
         let started = self.turns.start(context).await.map(|()| true);
         started.map_err(|error| PhaseError::of_agent(error.permanent).with_tail(error.to_string()))
+    }
+
+    /// Installs the dependencies of each checkout. A failure ends only a build.
+    async fn install(
+        &self,
+        checkouts: &[&Checkout],
+        user: &User,
+        building: bool,
+        timeout: Duration,
+    ) -> Result<(), ()> {
+        let commands = |checkout: &&Checkout| {
+            (install::commands(&self.sandbox, checkout, user, building), (*checkout).clone())
+        };
+        let mut wanted: Vec<_> = checkouts.iter().map(commands).collect();
+        wanted.retain(|(commands, _)| !commands.is_empty());
+        if wanted.is_empty() {
+            self.skip(BootPhase::Install);
+            return Ok(());
+        }
+        let work = async {
+            let root = self.sandbox.user(Some("root"));
+            let root = root.map_err(|fault| PhaseError::transient(fault.message))?;
+            for (commands, checkout) in wanted {
+                let target = (&*self.sandbox, &*self.outbox);
+                let ran = install::run(target, &checkout, commands, (user, &root), timeout).await;
+                match ran {
+                    Err(failed) if building => {
+                        // The step's event has the output.
+                        return Err(PhaseError::of_install(failed));
+                    }
+                    // The step's event is the warning.
+                    Ok(()) | Err(_) => {}
+                }
+            }
+            Ok(true)
+        };
+        self.run_phase(BootPhase::Install, work).await
     }
 
     /// Runs a hook of each checkout that has it. A phase without hooks is never reported as

@@ -21,6 +21,7 @@ mod fd_passing;
 mod files;
 mod freeze;
 mod git;
+mod install;
 mod launch;
 mod log;
 mod meminfo;

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
 use harvest_proto::{
-    RepositoryRef, SessionId,
+    RepositoryName, RepositoryRef, SessionId,
     api::{
         AddRepository, CreatePrompt, CreateSession, ForkSession, Page, Prompt, PullRequest,
-        Repository, RetentionReport, Session, SessionState, Turn,
+        Repository, RetentionReport, Session, SessionState, Turn, UpdateRepository,
     },
 };
 use reqwest::Method;
@@ -103,6 +103,15 @@ impl Client {
 
     pub(crate) async fn repository_add(&self, body: &AddRepository) -> Result<Repository> {
         self.post("/v1/repositories", body).await
+    }
+
+    pub(crate) async fn repository_update(
+        &self,
+        name: &RepositoryName,
+        body: &UpdateRepository,
+    ) -> Result<Repository> {
+        let path = format!("/v1/repositories/{name}");
+        self.call(self.request(Method::PATCH, &path).json(body)).await
     }
 
     /// Stores the secret at `path`.

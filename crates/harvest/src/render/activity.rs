@@ -142,6 +142,7 @@ pub(crate) fn phase_label(phase: BootPhase) -> &'static str {
     match phase {
         BootPhase::Starting => "Preparing the sandbox",
         BootPhase::Sync => "Fetching the code",
+        BootPhase::Install => "Installing dependencies",
         BootPhase::Setup => "Running .harvest/setup.sh",
         BootPhase::Start => "Running .harvest/start.sh",
         BootPhase::Agent => "Starting the agent",

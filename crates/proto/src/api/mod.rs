@@ -44,8 +44,8 @@ pub use prompts::{
     Attachment, CreateAttachment, CreatePrompt, MovePrompt, Prompt, PromptStatus, Turn,
 };
 pub use repositories::{
-    AddRepository, Build, BuildLine, CheckOutcome, Evidence, PullRequest, PullRequestState,
-    Repository,
+    AddRepository, Build, BuildLine, BuildLog, BuildStatus, BuildSummary, CheckOutcome, Evidence,
+    PullRequest, PullRequestState, Repository, UpdateRepository,
 };
 pub use retention::{RetentionDrop, RetentionReport, SessionDiskUsage};
 pub use sandboxes::{

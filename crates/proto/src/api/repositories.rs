@@ -42,7 +42,8 @@ pub struct Repository {
     pub created_at: Timestamp,
 }
 
-/// A prebuilt repository: a snapshot with the checkout cloned and `.harvest/setup.sh` run.
+/// A prebuilt repository: a snapshot with the checkout cloned, its dependencies installed and
+/// `.harvest/setup.sh` run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Build {
@@ -52,12 +53,87 @@ pub struct Build {
     pub provider: String,
     /// The commit that was built.
     pub commit: String,
+    /// The program that installed the dependencies, if any were found: `npm`, `pip`, …
+    pub package_manager: Option<String>,
     /// Result of the repository's check in this build, if the repository has one.
     pub check: Option<Evidence>,
     /// Duration of the build.
     pub millis: u64,
     /// Time of the build.
     pub built_at: Timestamp,
+}
+
+/// `PATCH /v1/repositories/{owner}/{name}`: changes a repository. A field that is absent keeps its
+/// value; null sets the default.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct UpdateRepository {
+    /// Branch that sessions start from; null for the remote's default branch.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<BranchName>))]
+    pub base: Option<Option<BranchName>>,
+    /// Name of the stored secret for the remote; null for none.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
+    pub secret: Option<Option<String>>,
+    /// Image that sandboxes start from; null for the server's default. The next build and sessions
+    /// without a build start from it.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
+    pub image: Option<Option<String>>,
+}
+
+/// Tells null from an absent field.
+fn present<'de, T: Deserialize<'de>, D: serde::Deserializer<'de>>(
+    from: D,
+) -> Result<Option<Option<T>>, D::Error> {
+    Option::deserialize(from).map(Some)
+}
+
+word_enum!(
+    /// Status of a build.
+    BuildStatus, "build status" {
+        /// It runs, or waits for its turn.
+        Building = "building",
+        /// Sessions can start from it.
+        Ready = "ready",
+        /// It failed; an earlier build stays in use.
+        Failed = "failed",
+    }
+);
+
+/// A build of a repository, as the list of builds shows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct BuildSummary {
+    /// Identifies the build; once it is ready, sessions start from this snapshot.
+    pub snapshot_id: SnapshotId,
+    /// Status of the build.
+    pub status: BuildStatus,
+    /// The commit that was built.
+    pub commit: Option<String>,
+    /// The program that installed the dependencies, if any were found: `npm`, `pip`, …
+    pub package_manager: Option<String>,
+    /// Why the build failed.
+    pub error: Option<String>,
+    /// Duration of the build, once it has succeeded.
+    pub millis: Option<u64>,
+    /// Start of the build.
+    pub started_at: Timestamp,
+    /// End of the build.
+    pub ended_at: Option<Timestamp>,
+}
+
+/// A build with its log.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct BuildLog {
+    /// The build.
+    #[serde(flatten)]
+    pub build: BuildSummary,
+    /// What the build did, with the last lines of each command; empty until the build has ended.
+    pub log: String,
 }
 
 /// One line of the response to `POST /v1/repositories/{owner}/{name}/build`.
@@ -79,6 +155,28 @@ pub enum BuildLine {
         /// How to allow it, if it can be allowed.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         hint: Option<String>,
+    },
+    /// A command that installs dependencies ended.
+    InstallStep {
+        /// Folder of the project below `/workspace`.
+        folder: String,
+        /// The program that manages the dependencies: `npm`, `pip`, …
+        manager: String,
+        /// The command as people would type it.
+        command: String,
+        /// Duration of the command.
+        millis: u64,
+        /// How it failed: `exited with code 1`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        failure: Option<String>,
+        /// Last lines of its output.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        tail: String,
+    },
+    /// Something failed that does not fail the build, such as the tests.
+    Warning {
+        /// Text for a person.
+        message: String,
     },
     /// The build succeeded. Last line.
     Built {

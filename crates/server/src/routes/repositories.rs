@@ -2,8 +2,11 @@
 
 use axum::{Json, extract::State, http::StatusCode, response::Response};
 use harvest_proto::{
-    RepositoryName, RepositoryRef,
-    api::{AddRepository, BuildLine, Page, Problem, Repository},
+    RepositoryName, RepositoryRef, SnapshotId,
+    api::{
+        AddRepository, BuildLine, BuildLog, BuildSummary, Page, Problem, Repository,
+        UpdateRepository,
+    },
 };
 
 use crate::{
@@ -26,8 +29,11 @@ pub(super) fn routes() -> Routes<ServerState> {
         // With a secret it is for admins: see `check_secret`.
         repository_add: Create.idempotent(Repeat::One),
         repository_get: Read,
+        repository_update: Administer,
         repository_delete: Administer,
-        repository_build: Administer,
+        repository_build: Create,
+        build_list: Read,
+        build_get: Read,
     ]
 }
 
@@ -83,6 +89,20 @@ async fn repository_get(
     Ok(Json(state.repositories.get(&named(&owner, &name)?).await?))
 }
 
+/// Changes the base, secret or image of a repository.
+#[utoipa::path(patch, path = "/v1/repositories/{owner}/{name}", tag = "repositories",
+    params(("owner" = String, Path, description = "The repository's owner"),
+           ("name" = String, Path, description = "The repository's name")),
+    request_body = UpdateRepository,
+    responses((status = 200, body = Repository, description = "The changed repository")))]
+async fn repository_update(
+    State(state): State<ServerState>,
+    Path((owner, name)): Path<(String, String)>,
+    Body(body): Body<UpdateRepository>,
+) -> JsonResult<Repository> {
+    Ok(Json(state.repositories.update(&named(&owner, &name)?, body).await?))
+}
+
 /// Removes a repository that no session uses, with its builds and its copy on the local forge.
 #[utoipa::path(delete, path = "/v1/repositories/{owner}/{name}", tag = "repositories",
     params(("owner" = String, Path, description = "The repository's owner"),
@@ -109,6 +129,31 @@ async fn repository_build(
 ) -> Result<Response, ApiError> {
     let lines = state.repositories.build(&named(&owner, &name)?, &token.user.email).await?;
     Ok(stream::lines(lines, state.shutdown))
+}
+
+/// Lists the builds of a repository that are kept, newest first.
+#[utoipa::path(get, path = "/v1/repositories/{owner}/{name}/builds", tag = "repositories",
+    params(("owner" = String, Path, description = "The repository's owner"),
+           ("name" = String, Path, description = "The repository's name")),
+    responses((status = 200, body = Page<BuildSummary>, description = "The builds")))]
+async fn build_list(
+    State(state): State<ServerState>,
+    Path((owner, name)): Path<(String, String)>,
+) -> JsonResult<Page<BuildSummary>> {
+    Ok(page(state.repositories.builds(&named(&owner, &name)?).await?))
+}
+
+/// Returns a build with its log.
+#[utoipa::path(get, path = "/v1/repositories/{owner}/{name}/builds/{build}", tag = "repositories",
+    params(("owner" = String, Path, description = "The repository's owner"),
+           ("name" = String, Path, description = "The repository's name"),
+           ("build" = SnapshotId, Path, description = "The build's snapshot")),
+    responses((status = 200, body = BuildLog, description = "The build")))]
+async fn build_get(
+    State(state): State<ServerState>,
+    Path((owner, name, build)): Path<(String, String, SnapshotId)>,
+) -> JsonResult<BuildLog> {
+    Ok(Json(state.repositories.build_log(&named(&owner, &name)?, &build).await?))
 }
 
 /// A name that cannot exist is not found, like any other unknown name.

@@ -99,7 +99,7 @@ async fn shared_resources_are_for_admins() {
         ("DELETE", "/v1/secrets/KEY"),
         ("PUT", "/v1/repositories/local/calc/secrets/KEY"),
         ("DELETE", "/v1/repositories/local/calc"),
-        ("POST", "/v1/repositories/local/calc/build"),
+        ("PATCH", "/v1/repositories/local/calc"),
     ] {
         problem(&send(&server, &bob, method, path, json!({"value": "x"})).await, 403, "forbidden");
     }

@@ -23,6 +23,25 @@ const RUN: &str = "if [ -x .harvest/check.sh ]; then exec ./.harvest/check.sh; e
 // The shell's exit code for a missing command.
 const NOT_FOUND: Exit = Exit::Code(127);
 
+/// Prints the command that runs the tests in the current folder.
+const FIND: &str = r#"
+if [ -x .harvest/check.sh ]; then set -- ./.harvest/check.sh
+elif [ -f .harvest/check.sh ]; then set -- sh .harvest/check.sh
+elif [ -f package.json ] && grep -Eq '"test"[[:space:]]*:' package.json; then set -- npm test --silent
+elif [ -f Cargo.toml ]; then set -- cargo test
+elif [ -f uv.lock ]; then set -- uv run pytest -q
+elif [ -f poetry.lock ]; then set -- poetry run pytest -q
+elif [ -f pytest.ini ] || [ -f conftest.py ] || [ -f tox.ini ] || grep -qs pytest pyproject.toml setup.cfg; then
+  set -- python3 -m pytest -q
+elif [ -n "$(find . -maxdepth 2 -name 'test*.py' -not -path './.*' -print -quit)" ]; then
+  set -- python3 -m unittest
+elif grep -Eqs '^(test|check):' Makefile makefile GNUmakefile; then
+  set -- make "$(sed -nE 's/^(test|check):.*/\1/p' Makefile makefile GNUmakefile 2>/dev/null | sort -r | head -n 1)"
+else echo none; exit 0
+fi
+echo "$*"
+"#;
+
 /// Puts a copy of the script in its place that belongs to root, in folders where the sticky bit
 /// keeps the user from renaming it or a folder above it. A copy, because a process that has the
 /// file open could still write to it. Prints `sealed` and the first line of an executable script;
@@ -46,6 +65,17 @@ mv -fT "$copy" "$script"
 echo sealed
 [ "$mode" = 444 ] || head -c 255 "$script" | head -n 1
 "#;
+
+/// The command that runs the tests of a checkout; `None` if none are found.
+pub(crate) async fn find_tests(
+    bridge: &Bridge,
+    folder: &str,
+    with_agent: bool,
+) -> Result<Option<String>, BridgeError> {
+    let command = checkout::command(&["/bin/sh", "-c", FIND], folder, 60_000);
+    let found = bridge.run_command(Command { with_agent, ..command }).await?.tail();
+    Ok(Some(found).filter(|found| !found.is_empty() && found != "none"))
+}
 
 /// Makes the check's script unchangeable for the code that it runs. Returns the arguments that
 /// start it, or `None` if there is no script.
@@ -155,7 +185,36 @@ fn none_declared(repository: &RepositoryName, commit: String) -> Evidence {
 
 #[cfg(test)]
 mod tests {
+    use std::{fs, path::Path};
+
     use super::*;
+
+    /// The command that the script chooses in a folder with these files.
+    fn chosen(files: &[(&str, &str)]) -> String {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, content) in files {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap_or(Path::new("/"))).unwrap();
+            fs::write(path, content).unwrap();
+        }
+        let mut command = std::process::Command::new("/bin/sh");
+        let printed = command.args(["-c", FIND]).current_dir(folder.path()).output().unwrap();
+        String::from_utf8(printed.stdout).unwrap().trim_end().to_owned()
+    }
+
+    #[test]
+    fn tests_are_found_by_their_files() {
+        let package = ("package.json", r#"{"scripts": {"test": "node --test"}}"#);
+        assert_eq!(chosen(&[package, (".harvest/check.sh", "")]), "sh .harvest/check.sh");
+        assert_eq!(chosen(&[package, ("Makefile", "test:\n")]), "npm test --silent");
+        assert_eq!(chosen(&[("Cargo.toml", "")]), "cargo test");
+        assert_eq!(chosen(&[("pyproject.toml", "[tool.pytest]")]), "python3 -m pytest -q");
+        assert_eq!(chosen(&[("uv.lock", ""), ("tests/test_a.py", "")]), "uv run pytest -q");
+        assert_eq!(chosen(&[("tests/test_a.py", "")]), "python3 -m unittest");
+        assert_eq!(chosen(&[("Makefile", "all:\ncheck: all\n")]), "make check");
+        assert_eq!(chosen(&[("Makefile", "test:\ncheck: all\n")]), "make test");
+        assert_eq!(chosen(&[("package.json", "{}"), ("README.md", "")]), "none");
+    }
 
     #[test]
     fn interpreter_is_started_in_one_exec() {

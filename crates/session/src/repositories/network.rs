@@ -11,7 +11,7 @@ use harvest_proto::{
 use harvest_store::RuleOwner;
 use tokio::sync::{Mutex, watch};
 
-use super::{BUILD_POLICY, Repositories};
+use super::{Repositories, builds::BUILD_POLICY};
 use crate::error::SessionError;
 
 const MAX_PORTS: usize = 32;

@@ -124,8 +124,9 @@ fn describe(
         (StartFrom::Snapshot(id), None) => format!("snapshot {id}"),
     };
     let hint = match (start, repository) {
-        (_, Some(Repository { name, url, image: Some(_), .. })) => format!(
-            "{build_all}, `harvest repo rm {name}`, then `harvest repo add {url} --image {ALL_AGENTS}`"
+        (_, Some(Repository { name, image: Some(_), .. })) => format!(
+            "{build_all}, `harvest repo set {name} --image {ALL_AGENTS}`, then `harvest repo build \
+             {name}`"
         ),
         (StartFrom::Snapshot(_), None) => {
             "choose one of its agents with `-a`, or start without the snapshot".to_owned()
@@ -179,7 +180,7 @@ mod tests {
             describe(start, repository, configured).1
         };
         let own = hint(&snapshot, Some(&repository(Some("base"))), None);
-        assert!(own.ends_with("`harvest repo add https://h/acme/shop --image agents`"), "{own}");
+        assert!(own.contains("`harvest repo set acme/shop --image agents`"), "{own}");
         let built = hint(&snapshot, Some(&repository(None)), None);
         assert_eq!(built, "`harvest image build agents`, then `harvest repo build acme/shop`");
         let set = hint(&image, None, Some("base"));

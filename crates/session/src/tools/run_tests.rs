@@ -11,9 +11,7 @@ use super::{
     SessionTools, ToolError, arguments,
     definition::{Definition, Effect, text},
 };
-use crate::{checkout, error::SessionError, timeouts::millis};
-
-const FIND_MILLIS: u64 = 60_000;
+use crate::{checkout, error::SessionError, repositories::check, timeouts::millis};
 
 pub(super) const DEFINITION: Definition = Definition {
     name: "run_tests",
@@ -25,23 +23,6 @@ pub(super) const DEFINITION: Definition = Definition {
         text("The folder below /workspace [default: the session's first repository]")
     })],
 };
-
-/// Prints the command that runs the tests in the current folder.
-const FIND: &str = r#"
-if [ -x .harvest/check.sh ]; then set -- ./.harvest/check.sh
-elif [ -f .harvest/check.sh ]; then set -- sh .harvest/check.sh
-elif [ -f package.json ] && grep -Eq '"test"[[:space:]]*:' package.json; then set -- npm test --silent
-elif [ -f Cargo.toml ]; then set -- cargo test
-elif [ -f pytest.ini ] || [ -f conftest.py ] || [ -f tox.ini ] || grep -qs pytest pyproject.toml setup.cfg; then
-  set -- python3 -m pytest -q
-elif [ -n "$(find . -maxdepth 2 -name 'test*.py' -not -path './.*' -print -quit)" ]; then
-  set -- python3 -m unittest
-elif grep -Eqs '^(test|check):' Makefile makefile GNUmakefile; then
-  set -- make "$(sed -nE 's/^(test|check):.*/\1/p' Makefile makefile GNUmakefile 2>/dev/null | sort -r | head -n 1)"
-else echo none; exit 0
-fi
-echo "$*"
-"#;
 
 pub(super) async fn call(tools: &SessionTools, given: Value) -> Result<ToolResult, ToolError> {
     #[derive(Deserialize)]
@@ -68,12 +49,12 @@ pub(super) async fn call(tools: &SessionTools, given: Value) -> Result<ToolResul
         let ran = bridge.run_command(Command { with_agent: true, ..command }).await;
         ran.map_err(SessionError::from)
     };
-    let runner = run(FIND, FIND_MILLIS).await?.tail();
-    if runner.is_empty() || runner == "none" {
+    let runner = check::find_tests(&bridge, &folder, true).await.map_err(SessionError::from)?;
+    let Some(runner) = runner else {
         return Err(ToolError::Refused(format!(
             "found no tests in {folder}; add an executable .harvest/check.sh that runs them"
         )));
-    }
+    };
     // The agent is silent meanwhile, and its turn would fail before the tests do.
     let timeouts = &tools.shared.timeouts;
     let limit = millis(timeouts.check.min(timeouts.silence.mul_f32(0.9)));
@@ -135,35 +116,7 @@ fn number_after(line: &str, prefix: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, path::Path};
-
     use super::*;
-
-    /// The command that the script chooses in a folder with these files.
-    fn chosen(files: &[(&str, &str)]) -> String {
-        let folder = tempfile::tempdir().unwrap();
-        for (name, content) in files {
-            let path = folder.path().join(name);
-            fs::create_dir_all(path.parent().unwrap_or(Path::new("/"))).unwrap();
-            fs::write(path, content).unwrap();
-        }
-        let mut command = std::process::Command::new("/bin/sh");
-        let printed = command.args(["-c", FIND]).current_dir(folder.path()).output().unwrap();
-        String::from_utf8(printed.stdout).unwrap().trim_end().to_owned()
-    }
-
-    #[test]
-    fn tests_are_found_by_their_files() {
-        let package = ("package.json", r#"{"scripts": {"test": "node --test"}}"#);
-        assert_eq!(chosen(&[package, (".harvest/check.sh", "")]), "sh .harvest/check.sh");
-        assert_eq!(chosen(&[package, ("Makefile", "test:\n")]), "npm test --silent");
-        assert_eq!(chosen(&[("Cargo.toml", "")]), "cargo test");
-        assert_eq!(chosen(&[("pyproject.toml", "[tool.pytest]")]), "python3 -m pytest -q");
-        assert_eq!(chosen(&[("tests/test_a.py", "")]), "python3 -m unittest");
-        assert_eq!(chosen(&[("Makefile", "all:\ncheck: all\n")]), "make check");
-        assert_eq!(chosen(&[("Makefile", "test:\ncheck: all\n")]), "make test");
-        assert_eq!(chosen(&[("package.json", "{}"), ("README.md", "")]), "none");
-    }
 
     #[test]
     fn numbers_of_common_runners_are_read() {

@@ -2,7 +2,9 @@
 
 use harvest_proto::{
     PromptId, SecretOwner, SecretScope, SessionId, SnapshotId, StateReason, Timestamp, TurnId,
-    api::{Build, PullRequest, PullRequestState, Repository, Role, SessionState, Token},
+    api::{
+        Build, BuildStatus, PullRequest, PullRequestState, Repository, Role, SessionState, Token,
+    },
     event::{SnapshotKind, Usage},
 };
 use harvest_store::{
@@ -191,15 +193,25 @@ async fn one_build_per_repository_at_a_time(test: TestStore) {
         snapshot_id: one.clone(),
         provider: "local".into(),
         commit: "c".into(),
+        package_manager: Some("npm".into()),
         check: None,
         millis: 5,
         built_at: NOW,
     };
-    store.build_publish(lease, &build).await.unwrap();
-    assert!(matches!(store.build_publish(lease, &build).await, Err(StoreError::NotFound { .. })));
+    store.build_publish(lease, &build, "log").await.unwrap();
+    assert!(matches!(
+        store.build_publish(lease, &build, "").await,
+        Err(StoreError::NotFound { .. })
+    ));
     store.build_begin(lease, name, &two, "local", NOW).await.unwrap();
     assert_eq!(store.build_unfinished().await.unwrap(), std::slice::from_ref(&two));
-    store.build_fail(lease, &two, "no", NOW).await.unwrap();
+    store.build_fail(lease, &two, ("no", "npm ci"), NOW).await.unwrap();
+    let log = store.build_log(name, &two).await.unwrap();
+    assert_eq!((log.log.as_str(), log.build.status), ("npm ci", BuildStatus::Failed));
+    assert_eq!((log.build.error.as_deref(), log.build.millis), (Some("no"), None));
+    let kept = store.build_list(name).await.unwrap();
+    assert!(kept.iter().any(|build| build.snapshot_id == one && build.commit.is_some()));
+    assert_eq!(kept.len(), 2);
     assert_eq!(store.repository_get(name).await.unwrap().build, Some(build));
     let (url, secret) = (repository("o/r").url, repository("o/r").secret);
     let gone = store.repository_delete(name, NOW).await.unwrap();
@@ -224,11 +236,12 @@ async fn sessions_list_repositories_with_newest_builds(test: TestStore) {
             snapshot_id: snapshot,
             provider: "local".into(),
             commit: commit.into(),
+            package_manager: None,
             check: None,
             millis: 5,
             built_at,
         };
-        store.build_publish(lease, &build).await.unwrap();
+        store.build_publish(lease, &build, "").await.unwrap();
         newest = if name == "o/s" { Some(build) } else { newest };
     }
     let built = Repository { build: newest, ..repository("o/s") };

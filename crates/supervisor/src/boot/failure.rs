@@ -40,6 +40,11 @@ impl PhaseError {
         Self::new(format!("{script} failed ({how})"), true)
     }
 
+    /// A package manager that failed; the registry may recover.
+    pub(super) fn of_install(message: String) -> Self {
+        Self::new(message, false)
+    }
+
     /// A failed clone or fetch. A missing branch or repository and a refused token stay as they
     /// are; the network may recover.
     pub(super) fn of_sync(

@@ -98,7 +98,7 @@ fn shorten(body: &mut EventBody) {
             let message = failure.as_mut().map(|failure| &mut failure.message);
             tail.iter_mut().chain(message).for_each(text);
         }
-        EventBody::AgentExited { tail, .. } => text(tail),
+        EventBody::AgentExited { tail, .. } | EventBody::InstallStep { tail, .. } => text(tail),
         EventBody::Warning { message } => text(message),
         EventBody::AgentRaw { line } => text(line),
         _ => {}

@@ -14,6 +14,7 @@ mod clocks;
 mod command_line;
 mod configured_agents;
 mod database;
+mod dependencies;
 mod durable;
 mod exec;
 mod faults_host;

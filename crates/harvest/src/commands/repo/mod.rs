@@ -1,29 +1,24 @@
-//! `harvest repo`: registers, prebuilds, lists and removes repositories.
+//! `harvest repo`: registers, changes, prebuilds, lists and removes repositories.
 
-use std::{
-    path::Path,
-    time::{Duration, Instant},
-};
+mod builds;
+
+use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use harvest_proto::{
-    RepositoryName,
-    api::{AddRepository, Build, BuildLine, Repository},
-    event::BootPhase,
-};
-use reqwest::Method;
+use harvest_proto::api::{AddRepository, Repository, UpdateRepository};
 use serde_json::json;
 
+pub(crate) use self::builds::build;
 use super::ls::age;
 use crate::{
     Invocation,
-    cli::RepoCommand,
+    cli::{RepoCommand, RepoSetting},
     client::Client,
     confirm,
-    follow::Lines,
-    printer::{Advice, ApiRefusal, human_elapsed, human_millis},
+    printer::{Advice, ApiRefusal, human_millis},
     publish::{NameConflict, Source, forge, publish},
-    render::{phase_label, refused_connection, short_commit},
+    render::short_commit,
+    sanitize::sanitize,
 };
 
 pub(crate) async fn run(ctx: &Invocation, verb: RepoCommand) -> Result<u8> {
@@ -40,16 +35,42 @@ pub(crate) async fn run(ctx: &Invocation, verb: RepoCommand) -> Result<u8> {
             ctx.print
                 .hint(format!("`harvest repo build {}` makes sessions start faster", added.name));
         }
-        RepoCommand::Build { name } => {
+        RepoCommand::Set { name, base, secret, image, unset } => {
             let name = client.repository(&name).await?.name;
-            tokio::select! {
-                built = build(ctx, &client, &name) => drop(built?),
-                _ = tokio::signal::ctrl_c() => {
-                    ctx.print.note(format!("\nDetached; the server keeps building {name}"));
-                    ctx.print.hint("`harvest repo ls` shows finished builds");
-                }
+            let value = |given, setting| match unset.contains(&setting) {
+                true => Some(None),
+                false => given,
+            };
+            let update = UpdateRepository {
+                base: match unset.contains(&RepoSetting::Base) {
+                    true => Some(None),
+                    false => base.map(Some),
+                },
+                secret: value(secret.map(Some), RepoSetting::Secret),
+                image: value(image.map(Some), RepoSetting::Image),
+            };
+            if update == UpdateRepository::default() {
+                let hint = "give `--base`, `--secret`, `--image` or `--unset WHAT`";
+                bail!(Advice::usage("nothing to change", hint));
+            }
+            let changed = client.repository_update(&name, &update).await;
+            let changed = changed.with_context(|| format!("cannot change {name}"))?;
+            ctx.print.document(&changed)?;
+            ctx.print.note(format!("Changed {name}"));
+            if changed.build.is_some() {
+                ctx.print.hint(format!(
+                    "sessions start from the build of {} until `harvest repo build {name}`",
+                    changed.build.as_ref().map_or("", |build| short_commit(&build.commit))
+                ));
             }
         }
+        RepoCommand::Show { name } => {
+            let repository = client.repository(&name).await?;
+            ctx.print.result(&repository, |repository| sanitize(&describe(repository)))?;
+        }
+        RepoCommand::Build { name, all } => builds::run(ctx, &client, name, all).await?,
+        RepoCommand::Builds { name } => builds::list(ctx, &client, &name).await?,
+        RepoCommand::Logs { name, build } => builds::log(ctx, &client, &name, build).await?,
         RepoCommand::Ls => {
             let repositories = client.repositories().await?;
             if repositories.is_empty() && !ctx.print.json {
@@ -124,65 +145,26 @@ async fn add(
     Ok((published.repository, published.new))
 }
 
-/// Builds a repository and prints the progress.
-pub(crate) async fn build(
-    ctx: &Invocation,
-    client: &Client,
-    name: &RepositoryName,
-) -> Result<Build> {
-    let request = client.request(Method::POST, &format!("/v1/repositories/{name}/build"));
-    let started = client.send(request).await.with_context(|| format!("cannot build {name}"))?;
-    let mut lines = Lines::new(started);
-    let mut phase: Option<(String, Instant)> = None;
-    while let Some(line) = lines.json::<BuildLine>().await? {
-        if ctx.print.json {
-            ctx.print.item(&line)?;
-        }
-        match line {
-            BuildLine::Progress { message } if ctx.print.is_live() => {
-                end_phase(ctx, phase.take());
-                let label = describe_phase(&message);
-                ctx.print.live(&label, Some(Duration::ZERO));
-                phase = Some((label, Instant::now()));
-            }
-            BuildLine::Progress { message } => {
-                ctx.print.note(format!("  {}", describe_phase(&message)))
-            }
-            BuildLine::EgressRefused { name, reason, hint } => {
-                for line in refused_connection(&name, &reason, hint.as_deref()) {
-                    ctx.print.note(format!("  {line}"));
-                }
-            }
-            BuildLine::Built { build } => {
-                end_phase(ctx, phase.take());
-                ctx.print.note(format!(
-                    "Built {name} at {} in {}",
-                    short_commit(&build.commit),
-                    human_millis(build.millis)
-                ));
-                return Ok(build);
-            }
-            BuildLine::Failed { message, .. } => bail!("the build of {name} failed: {message}"),
+/// A repository as lines of `name  value`.
+fn describe(repository: &Repository) -> String {
+    let mut text = String::new();
+    let mut add = |name: &str, value: &str| text += &format!("{name:<14}{value}\n");
+    add("repository", repository.name.as_str());
+    add("url", &repository.url);
+    add("base", repository.base.as_ref().map_or("the remote's default branch", |base| base));
+    add("secret", repository.secret.as_deref().unwrap_or("none"));
+    add("image", repository.image.as_deref().unwrap_or("default"));
+    match &repository.build {
+        None => add("build", "none: sessions clone and install at their start"),
+        Some(build) => {
+            let (commit, time) = (short_commit(&build.commit), human_millis(build.millis));
+            add("build", &format!("{commit}, {} ago, took {time}", age(build.built_at)));
+            add("dependencies", build.package_manager.as_deref().unwrap_or("none found"));
+            let check = build.check.as_ref();
+            add("check", check.map_or("none", |check| check.outcome.as_str()));
         }
     }
-    bail!("the response ended before the build finished")
-}
-
-/// Replaces the live line by the duration of the phase that has ended.
-fn end_phase(ctx: &Invocation, phase: Option<(String, Instant)>) {
-    ctx.print.end_live();
-    if let Some((label, began)) = phase {
-        ctx.print.note(format!("  {label} ({})", human_elapsed(began)));
-    }
-}
-
-/// Describes a step of a build; the API names boot phases by their words.
-fn describe_phase(message: &str) -> String {
-    if let Ok(phase) = serde_json::from_value::<BootPhase>(message.into()) {
-        return phase_label(phase).to_owned();
-    }
-    let mut letters = message.chars();
-    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
+    text
 }
 
 fn row(repository: &Repository) -> [String; 6] {

@@ -1,0 +1,186 @@
+//! Dependencies: found by the files of a repository, installed in its build with the real package
+//! managers and registries, and there when a session starts.
+
+use std::{fs, path::Path, process::Command};
+
+use harvest_e2e::Host;
+use harvest_proto::{EventBody, api::SessionState, event::TurnOutcome};
+use serde_json::json;
+
+const PACKAGE: &str = r#"{
+  "name": "shop", "version": "1.0.0", "private": true, "engines": {"node": "20.x"},
+  "scripts": {"build": "node -p \"'built'\" > built", "test": "exit 3"},
+  "dependencies": {"is-number": "7.0.0"}
+}"#;
+
+const PACKAGE_LOCK: &str = r#"{
+  "name": "shop", "version": "1.0.0", "lockfileVersion": 3, "requires": true,
+  "packages": {
+    "": {"name": "shop", "version": "1.0.0", "dependencies": {"is-number": "7.0.0"},
+         "engines": {"node": "20.x"}},
+    "node_modules/is-number": {"version": "7.0.0",
+      "integrity": "sha512-41Cifkg6e8TylSpdtTpeLVMqvSBEVzTttHvERD741+pnZ8ANv0004MRL43QKPDlK9cGvNp6NZWZUBlbGXYxxng=="}
+  }
+}"#;
+
+const UV_LOCK: &str = "version = 1\nrequires-python = \">=3.9\"\n\n[[package]]\nname = \"jobs\"\n\
+                       version = \"1\"\nsource = { virtual = \".\" }\n";
+
+fn commit(folder: &Path, files: &[(&str, &str)]) {
+    for (path, content) in files {
+        let path = folder.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+    }
+    for arguments in ["init -q -b main", "add -A", "commit -q -m Change"] {
+        let mut git = Command::new("git");
+        git.args(["-c", "user.name=T", "-c", "user.email=t@example.org"]).current_dir(folder);
+        assert!(git.args(arguments.split(' ')).status().unwrap().success());
+    }
+}
+
+/// Registers a folder with these files, without a build.
+fn add(host: &Host, name: &str, files: &[(&str, &str)]) {
+    let folder = host.home().join("sources").join(name);
+    commit(&folder, files);
+    let added = host.harvest(["repo", "add", folder.to_str().unwrap()]);
+    assert_eq!(added.code, 0, "{added:?}");
+}
+
+#[tokio::test]
+async fn build_installs_dependencies_of_every_kind() {
+    let host = Host::start().await;
+    let ignored = (".gitignore", "node_modules\nbuilt\n.venv\n");
+    let npm = [("package.json", PACKAGE), ("package-lock.json", PACKAGE_LOCK), ignored];
+    let pip = [("requirements.txt", "six==1.16.0\n"), (".python-version", "3.99\n")];
+    let mixed = [
+        (
+            "web/package.json",
+            r#"{"dependencies": {"is-number": "7.0.0"}, "packageManager": "yarn@1.22.22"}"#,
+        ),
+        ("jobs/pyproject.toml", "[project]\nname = \"jobs\"\nversion = \"1\"\n"),
+        ("jobs/uv.lock", UV_LOCK),
+        ("lib/pyproject.toml", "[project]\nname = \"lib\"\nversion = \"1\"\n"),
+        ("lib/lib.py", "x = 1\n"),
+        ignored,
+    ];
+    let none = [("README.md", "nothing to install\n")];
+    let kinds: [(_, &[_], &[&str], _); 4] = [
+        (
+            "npm",
+            &npm,
+            &["✓ node 20.x in npm", "✓ npm ci", "✓ npm run build", "npm test --silent failed"],
+            Some("npm"),
+        ),
+        (
+            "pip",
+            &pip,
+            &["asks for Python ==3.99.*, and the image has", "✓ python3 -m pip install -r"],
+            Some("pip"),
+        ),
+        (
+            "mixed",
+            &mixed,
+            &["✓ uv sync --frozen in mixed/jobs", "install -e . in mixed/lib", "✓ yarn install"],
+            Some("uv"),
+        ),
+        ("none", &none, &[], None),
+    ];
+    for (name, files, printed, manager) in kinds {
+        add(&host, name, files);
+        let built = host.harvest(["repo", "build", name]);
+        assert_eq!(built.code, 0, "{built:?}");
+        for line in printed {
+            assert!(built.stderr.contains(line), "{line}: {}", built.stderr);
+        }
+        let shown = host.harvest(["repo", "show", name, "--json"]).stdout;
+        let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
+        assert_eq!(shown["build"]["package_manager"], json!(manager), "{shown}");
+    }
+    let uses = "node --version && node -p \"require('is-number')(1)\" && cat built \
+                && git status --short";
+    let script = json!([{ "bash": uses }, { "text": "done" }]);
+    let session = host.scripted("npm", "Use it.", &script).await;
+    host.wait_for(&session.id, SessionState::Idle).await;
+    let events = host.events(&session.id).await;
+    let output = events.iter().find_map(|event| match event {
+        EventBody::ToolEnded { output, .. } => Some(output.clone()),
+        _ => None,
+    });
+    let output = output.unwrap();
+    assert!(output.starts_with("v20.") && output.contains("true\nbuilt"), "{output}");
+    assert!(!output.contains("??"), "the checkout is clean: {output}");
+    let installs = events.iter().any(|event| matches!(event, EventBody::InstallStep { .. }));
+    assert!(!installs, "a session that starts from a build installs nothing");
+}
+
+#[tokio::test]
+async fn failed_install_fails_builds_but_not_sessions() {
+    let host = Host::start().await;
+    add(&host, "shop", &[("requirements.txt", "./missing-package\n")]);
+    let built = host.harvest(["repo", "build", "shop"]);
+    assert_eq!(built.code, 1, "{built:?}");
+    assert!(built.stderr.contains("`harvest repo logs local/shop`"), "{built:?}");
+    let listed = host.harvest(["repo", "builds", "shop"]);
+    assert!(listed.stdout.contains("failed"), "{listed:?}");
+    let log = host.harvest(["repo", "logs", "shop"]).stdout;
+    assert!(log.contains("missing-package") && log.contains("exited with code 1"), "{log}");
+
+    let session = host.scripted("shop", "Go on.", &json!([{ "text": "on" }])).await;
+    host.wait_for(&session.id, SessionState::Idle).await;
+    let events = host.events(&session.id).await;
+    let failed = events.iter().find_map(|event| match event {
+        EventBody::InstallStep { failure: Some(failure), tail, .. } => Some((failure, tail)),
+        _ => None,
+    });
+    let (failure, tail) = failed.unwrap();
+    assert_eq!(failure, "exited with code 1");
+    assert!(tail.contains("missing-package"), "{tail}");
+    let ended = |event: &EventBody| {
+        matches!(event, EventBody::TurnEnded { outcome: TurnOutcome::Completed, .. })
+    };
+    assert!(events.iter().any(ended));
+}
+
+#[tokio::test]
+async fn build_of_a_folder_takes_its_newest_commit() {
+    let host = Host::start().await;
+    let setup = |exit: u8| format!("echo setup; exit {exit}\n");
+    add(&host, "shop", &[(".harvest/setup.sh", &setup(1))]);
+    assert_eq!(host.harvest(["repo", "build", "shop"]).code, 1);
+    let folder = host.home().join("sources/shop");
+    commit(&folder, &[(".harvest/setup.sh", &setup(0))]);
+    let built = host.harvest(["repo", "build", folder.to_str().unwrap()]);
+    assert_eq!(built.code, 0, "{built:?}");
+    let head = Command::new("git").args(["rev-parse", "HEAD"]).current_dir(&folder).output();
+    let head = String::from_utf8(head.unwrap().stdout).unwrap();
+    let shown = host.harvest(["repo", "show", "shop", "--json"]).stdout;
+    assert!(shown.contains(head.trim()), "{shown}");
+}
+
+#[tokio::test]
+async fn repository_settings_can_be_changed() {
+    let host = Host::start().await;
+    add(&host, "shop", &[("file", "x")]);
+    let before = host.harvest(["repo", "show", "shop"]).stdout;
+    assert!(before.contains("image         default"), "{before}");
+    let changed = host.harvest(["repo", "set", "shop", "--image", "base"]);
+    assert_eq!(changed.code, 0, "{changed:?}");
+    assert!(host.harvest(["repo", "show", "shop"]).stdout.contains("image         base"));
+    for (arguments, why) in [
+        (&["--image", "nosuch"][..], "there is no image `nosuch`"),
+        (&["--base", "nope"], "branch nope does not exist"),
+        (&["--secret", "NOPE"], "secret NOPE"),
+        (&[], "nothing to change"),
+    ] {
+        let refused = host.harvest([&["repo", "set", "shop"], arguments].concat());
+        assert!(refused.code != 0 && refused.stderr.contains(why), "{refused:?}");
+    }
+    let shown = host.harvest(["repo", "show", "shop"]).stdout;
+    assert!(
+        shown.contains("image         base") && shown.contains("base          main"),
+        "{shown}"
+    );
+    assert_eq!(host.harvest(["repo", "set", "shop", "--unset", "image"]).code, 0);
+    assert!(host.harvest(["repo", "show", "shop"]).stdout.contains("image         default"));
+}
