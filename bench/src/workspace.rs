@@ -61,6 +61,7 @@ impl Workspace {
             network: Network::Door,
             owner: Owner::Process(std::process::id()),
             binds: Vec::new(),
+            door: None,
             settings: Default::default(),
             volumes: Vec::new(),
             env: BTreeMap::new(),

@@ -48,6 +48,7 @@ impl Engine {
             network: record.network,
             owner: record.owner,
             binds: record.binds,
+            door: record.door,
             settings: record.settings,
             volumes: record.volumes,
             env: record.env,

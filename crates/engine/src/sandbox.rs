@@ -300,6 +300,7 @@ impl Engine {
             volumes: spec.volumes.clone(),
             file_bytes: volume::max_file_bytes(spec.limits.writable_bytes, &volumes),
             env: spec.env.clone(),
+            door: spec.door.clone(),
             settings: spec.settings.clone(),
             created_at: std::time::SystemTime::now().into(),
             restarted_at: None,

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use harvest_proto::{SandboxId, SnapshotId, Timestamp, launch::NetworkSettings};
+use harvest_proto::{SandboxId, SnapshotId, Timestamp, api::SandboxDoor, launch::NetworkSettings};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -36,6 +36,9 @@ pub(crate) struct Record {
     pub(crate) file_bytes: Option<u64>,
     /// Added to the image's environment.
     pub(crate) env: BTreeMap<String, String>,
+    /// What a standalone sandbox reaches through its door.
+    #[serde(default)]
+    pub(crate) door: Option<SandboxDoor>,
     /// Certificates and package sources.
     #[serde(default)]
     pub(crate) settings: NetworkSettings,
@@ -131,6 +134,7 @@ impl Record {
             volumes: Vec::new(),
             file_bytes: None,
             env: BTreeMap::new(),
+            door: None,
             settings: NetworkSettings::default(),
             created_at: Timestamp::from_millis(0),
             restarted_at: None,

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt, path::PathBuf, str::FromStr};
 
-use harvest_proto::{SandboxId, SnapshotId, launch::NetworkSettings};
+use harvest_proto::{SandboxId, SnapshotId, api::SandboxDoor, launch::NetworkSettings};
 use serde::{Deserialize, Serialize};
 
 /// Ids per sandbox: every 16-bit id.
@@ -27,6 +27,8 @@ pub struct Spec {
     pub volumes: Vec<VolumeMount>,
     /// Environment variables added to the image's.
     pub env: BTreeMap<String, String>,
+    /// What a standalone sandbox reaches through its door; the engine only keeps it.
+    pub door: Option<SandboxDoor>,
     /// Certificates and package sources.
     pub settings: NetworkSettings,
     /// Address of the server's user who created it; `None` without a server.

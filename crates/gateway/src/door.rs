@@ -42,6 +42,8 @@ pub(crate) struct Door {
     pub(crate) shared: Arc<Shared>,
     pub(crate) policy: DoorPolicy,
     observer: Option<DoorObserver>,
+    /// Whether it leads to names only, not to models, repositories and tools.
+    pub(crate) names_only: bool,
     /// The session's tools; a door that belongs to no session has none.
     pub(crate) tools: Option<Arc<dyn Tools>>,
     /// Cancelled when the door closes.
@@ -66,6 +68,7 @@ impl Door {
             shared,
             policy,
             observer,
+            names_only: false,
             tools,
             closed: CancellationToken::new(),
             refusals: Mutex::default(),

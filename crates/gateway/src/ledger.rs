@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use harvest_proto::{
     BranchName, EventBody, NetworkPolicy, RepositoryName, Secret, SecretOwner, SecretScope,
     SessionId, TrafficCount, UpstreamName,
-    api::{KeySource, NetworkRule},
+    api::{AllowedName, KeySource, NameSource, NetworkRule},
     event::Usage,
 };
 use tokio::sync::watch;
@@ -111,11 +111,11 @@ pub struct DoorPolicy {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResolvedPolicy {
     pub base: NetworkPolicy,
-    /// The names that `trusted` allows, normalized. `*.example.org` matches every name below it.
-    pub trusted: Arc<[String]>,
+    /// The names that `trusted` allows.
+    pub trusted: Arc<[TrustedName]>,
     pub rules: Vec<NetworkRule>,
     /// The argument of `harvest net allow` that names the policy's owner: a session's id, or
-    /// `-r` and a repository's name.
+    /// `-r` and a repository's name. Empty for a standalone sandbox.
     pub owner: String,
 }
 
@@ -123,7 +123,9 @@ impl ResolvedPolicy {
     /// A policy without rules.
     #[must_use]
     pub fn of(base: NetworkPolicy, trusted: &[&str]) -> Self {
-        let trusted = trusted.iter().filter_map(|name| normalize_entry(name)).collect();
+        let trusted = trusted.iter().filter_map(|name| normalize_entry(name));
+        let trusted = trusted.map(|name| TrustedName { name, ports: Vec::new(), private: false });
+        let trusted = trusted.collect();
         Self { base, trusted, rules: Vec::new(), owner: "SESSION".to_owned() }
     }
 
@@ -131,6 +133,24 @@ impl ResolvedPolicy {
     #[must_use]
     pub fn fixed(self) -> watch::Receiver<Self> {
         watch::channel(self).1
+    }
+}
+
+/// A name that `trusted` allows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TrustedName {
+    /// Normalized. `*.example.org` matches every name below it.
+    pub name: String,
+    /// Ports besides 80 and 443.
+    pub ports: Vec<u16>,
+    /// Whether it may have a private address: the host's own package clients use it.
+    pub private: bool,
+}
+
+impl From<AllowedName> for TrustedName {
+    fn from(allowed: AllowedName) -> Self {
+        let private = allowed.source == NameSource::Host;
+        Self { name: allowed.name, ports: allowed.ports, private }
     }
 }
 

@@ -25,6 +25,8 @@ pub mod vault;
 
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 
+use tokio::sync::watch;
+
 pub use authority::{Authority, AuthorityError};
 pub use credentials::{HeaderTemplate, HeaderTemplateError, normalize_host};
 use door::Door;
@@ -33,16 +35,16 @@ pub use egress::HostProxies;
 pub use git::{RemoteUrlError, normalize_remote_url};
 pub use harvest_proto::script::{Script, ScriptError, ScriptRule};
 use harvest_proto::{
-    SecretOwner, UpstreamKind, UpstreamName,
+    SecretOwner, SessionId, UpstreamKind, UpstreamName,
     api::{McpService, ModelService, ServiceModels},
 };
-use ledger::{DoorPolicy, Ledger, Tools};
+use ledger::{DoorPolicy, Ledger, ResolvedPolicy, Tools};
 pub use listener::{DoorHandle, DoorListener, DoorSocket, DoorStream};
 pub use mcp::{McpServer, McpServerKind, McpServers};
 pub use model::{Upstream, UpstreamError, Upstreams};
 pub use policy::normalize_entry;
 pub use private_hosts::PrivateHosts;
-pub use registries::{host_registries, trusted_names};
+pub use registries::{host_registries, registries_in, trusted_names};
 use rustls::pki_types::CertificateDer;
 
 /// Settings of all doors.
@@ -58,6 +60,8 @@ pub struct GatewayConfig {
     pub private_hosts: PrivateHosts,
     /// Names with a fixed address and port instead of a DNS look-up.
     pub pinned: BTreeMap<String, SocketAddr>,
+    /// Hosts of public git repositories that sandboxes may fetch from.
+    pub git_hosts: Vec<String>,
     /// The host's proxies for relayed connections. The HTTP clients read the same variables.
     pub proxies: HostProxies,
     /// Ends TLS connections to the hosts that secrets are for; without one, none is ended.
@@ -108,6 +112,12 @@ impl Gateway {
         services
     }
 
+    /// Hosts of public git repositories, which the git door serves.
+    #[must_use]
+    pub fn git_hosts(&self) -> &[String] {
+        &self.shared.config.git_hosts
+    }
+
     /// The kind of a model service; `None` when there is none of this name.
     #[must_use]
     pub fn upstream_kind(&self, name: &UpstreamName) -> Option<UpstreamKind> {
@@ -137,5 +147,25 @@ impl Gateway {
         tools: Option<Arc<dyn Tools>>,
     ) -> DoorHandle {
         DoorHandle::open(Door::new(Arc::clone(&self.shared), policy, observer, tools), listener)
+    }
+
+    /// As [`Gateway::open`], for a sandbox without a session: its door leads to names only, not to
+    /// models, repositories and tools.
+    pub fn open_for_names(
+        &self,
+        listener: Box<dyn DoorListener>,
+        network: watch::Receiver<ResolvedPolicy>,
+        observer: DoorObserver,
+    ) -> DoorHandle {
+        let policy = DoorPolicy {
+            session: SessionId::random(),
+            network,
+            upstream: watch::channel(UpstreamName::scripted()).1,
+            repositories: Vec::new(),
+            secrets: Vec::new(),
+        };
+        let mut door = Door::new(Arc::clone(&self.shared), policy, Some(observer), None);
+        door.names_only = true;
+        DoorHandle::open(door, listener)
     }
 }

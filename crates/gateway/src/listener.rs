@@ -184,7 +184,7 @@ async fn serve(door: Arc<Door>, mut stream: Stream) {
     match request {
         DoorRequest::Lookup { name } => {
             let network = door.network();
-            let reply = if is_gateway_name(&name) || policy::allows_name(&network, &name) {
+            let reply = if is_gateway_name(&door, &name) || policy::allows_name(&network, &name) {
                 DoorReply::Open
             } else {
                 refused(&door.refuse(&name, 0, policy::judge(&network, &name, 443)).await)
@@ -197,7 +197,7 @@ async fn serve(door: Arc<Door>, mut stream: Stream) {
 }
 
 async fn connect(door: Arc<Door>, mut stream: Stream, name: &str, port: u16) {
-    if is_gateway_name(name) && port == 80 {
+    if is_gateway_name(&door, name) && port == 80 {
         if stream.write_all(&line(&DoorReply::Open)).await.is_err() {
             return;
         }
@@ -257,9 +257,9 @@ async fn forward(
     }
 }
 
-fn is_gateway_name(name: &str) -> bool {
-    policy::normalize(name)
-        .is_some_and(|name| [MODEL_NAME, GIT_NAME, MCP_NAME].contains(&name.as_str()))
+fn is_gateway_name(door: &Door, name: &str) -> bool {
+    let is_own = |name: String| [MODEL_NAME, GIT_NAME, MCP_NAME].contains(&name.as_str());
+    !door.names_only && policy::normalize(name).is_some_and(is_own)
 }
 
 async fn read_request(stream: &mut Stream) -> io::Result<DoorRequest> {

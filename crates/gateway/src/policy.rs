@@ -63,13 +63,15 @@ fn judge_by(policy: &ResolvedPolicy, rules: &[&NetworkRule], name: &str, port: u
     if !allowing.is_empty() {
         return Verdict::Allowed { private: allowing.iter().any(|rule| rule.private) };
     }
-    match (base_allows(policy, name), PORTS.contains(&port)) {
-        (true, true) => Verdict::Allowed { private: false },
-        (true, false) => Verdict::Refused {
+    match base_allows(policy, name) {
+        Some(base) if PORTS.contains(&port) || base.ports.contains(&port) => {
+            Verdict::Allowed { private: base.private }
+        }
+        Some(_) => Verdict::Refused {
             reason: format!("port {port} is not allowed, only 80 and 443"),
             hint: policy.hint(name, port),
         },
-        (false, _) => Verdict::Refused { reason: policy.refusal(), hint: policy.hint(name, port) },
+        None => Verdict::Refused { reason: policy.refusal(), hint: policy.hint(name, port) },
     }
 }
 
@@ -83,15 +85,46 @@ pub(crate) fn allows(policy: &ResolvedPolicy, name: &str, port: u16) -> bool {
 pub(crate) fn allows_name(policy: &ResolvedPolicy, name: &str) -> bool {
     let Some(name) = normalize(name).filter(|name| !is_own_name(name)) else { return false };
     let rules = rules_of(policy, &name);
-    let mut ports = PORTS.iter().chain(rules.iter().flat_map(|rule| &rule.ports));
+    let of_base = base_allows(policy, &name).map_or(&[][..], |base| base.ports);
+    let of_rules = rules.iter().flat_map(|rule| &rule.ports);
+    let mut ports = PORTS.iter().chain(of_base).chain(of_rules);
     ports.any(|port| matches!(judge_by(policy, &rules, &name, *port), Verdict::Allowed { .. }))
 }
 
-fn base_allows(policy: &ResolvedPolicy, name: &str) -> bool {
+/// What the base of a policy allows of a name, besides the usual ports.
+#[derive(Clone, Copy)]
+struct BaseAllows<'a> {
+    ports: &'a [u16],
+    private: bool,
+}
+
+fn base_allows<'a>(policy: &'a ResolvedPolicy, name: &str) -> Option<BaseAllows<'a>> {
+    let trusted = policy.trusted.iter().find(|trusted| covers(&trusted.name, name));
+    let of_trusted =
+        trusted.map(|trusted| BaseAllows { ports: &trusted.ports, private: trusted.private });
     match policy.base {
-        NetworkPolicy::None => false,
-        NetworkPolicy::Trusted => policy.trusted.iter().any(|entry| covers(entry, name)),
-        NetworkPolicy::Full => true,
+        NetworkPolicy::None => None,
+        NetworkPolicy::Trusted => of_trusted,
+        NetworkPolicy::Full => {
+            Some(of_trusted.unwrap_or(BaseAllows { ports: &[], private: false }))
+        }
+    }
+}
+
+/// Judges a fetch from a public git host at the git door: every policy but `none` allows it, unless
+/// a rule denies the host.
+#[must_use]
+pub(crate) fn judge_public_git(policy: &ResolvedPolicy, host: &str) -> Verdict {
+    match (judge(policy, host, 443), policy.base) {
+        (allowed @ Verdict::Allowed { .. }, _) => allowed,
+        (refused, NetworkPolicy::None) => refused,
+        (refused, _) => {
+            let is_denied = |rule: &&NetworkRule| rule.verdict == RuleVerdict::Deny;
+            match rules_of(policy, host).iter().any(is_denied) {
+                true => refused,
+                false => Verdict::Allowed { private: false },
+            }
+        }
     }
 }
 
@@ -103,12 +136,16 @@ pub(crate) fn is_own_name(name: &str) -> bool {
 impl ResolvedPolicy {
     /// The reason for refusing a name.
     pub(crate) fn refusal(&self) -> String {
-        format!("not allowed by this session's network policy (`{}`)", self.base)
+        let whose = if self.owner.is_empty() { "sandbox" } else { "session" };
+        format!("not allowed by this {whose}'s network policy (`{}`)", self.base)
     }
 
     /// The command that allows a name; `None` for what is not a host name.
     pub(crate) fn hint(&self, name: &str, port: u16) -> Option<String> {
         let name = normalize(name).filter(|name| name.contains('.'))?;
+        if self.owner.is_empty() {
+            return Some(format!("`--allow {}` allows it", target(&name, port)));
+        }
         Some(format!("`harvest net allow {} {}` allows it", self.owner, target(&name, port)))
     }
 
@@ -212,6 +249,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::ledger::TrustedName;
 
     fn trusted(entries: &[&str]) -> ResolvedPolicy {
         ResolvedPolicy::of(NetworkPolicy::Trusted, entries)
@@ -325,6 +363,36 @@ mod tests {
         assert_eq!(private("git.corp.net", true), allowed(true));
         assert_eq!(private("git.corp.net", false), allowed(false));
         assert_eq!(private("other.net", true), allowed(false));
+    }
+
+    #[test]
+    fn mirror_of_the_host_may_be_private() {
+        let mirror =
+            TrustedName { name: "npm.corp.net".to_owned(), ports: vec![8443], private: true };
+        for base in [NetworkPolicy::Trusted, NetworkPolicy::Full] {
+            let trusted = [mirror.clone()].into();
+            let policy = ResolvedPolicy { trusted, ..with_rules(base, Vec::new()) };
+            for port in [443, 8443] {
+                let verdict = judge(&policy, "npm.corp.net", port);
+                assert_eq!(verdict, Verdict::Allowed { private: true }, "{port}");
+            }
+            assert!(!allows(&policy, "npm.corp.net", 8080));
+            assert_ne!(judge(&policy, "a.net", 443), Verdict::Allowed { private: true });
+        }
+    }
+
+    #[test]
+    fn public_git_follows_base_and_rules() {
+        let judged = |base, rules| judge_public_git(&with_rules(base, rules), "github.com");
+        let allowed = |verdict| matches!(verdict, Verdict::Allowed { .. });
+        assert!(allowed(judged(NetworkPolicy::Trusted, Vec::new())));
+        assert!(allowed(judged(NetworkPolicy::Full, Vec::new())));
+        assert!(!allowed(judged(NetworkPolicy::None, Vec::new())));
+        let rule = |verdict| vec![rule(verdict, "github.com", &[443], RuleScope::Session)];
+        assert!(allowed(judged(NetworkPolicy::None, rule(RuleVerdict::Allow))));
+        for base in NetworkPolicy::ALL {
+            assert!(!allowed(judged(*base, rule(RuleVerdict::Deny))), "{base}");
+        }
     }
 
     #[test]

@@ -14,7 +14,6 @@
 //! own, which check what passes. Only the setting can add one.
 
 use std::{
-    collections::HashSet,
     env, fs,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -67,7 +66,7 @@ const NEVER_FOUND: [&str; 11] = [
 ];
 
 /// The effective list: built-in names, then `host`'s, then those of the setting. A name is listed
-/// once, with its first source.
+/// once, with its first source and all its ports.
 #[must_use]
 pub fn trusted_names(host: Vec<AllowedName>, configured: &[String]) -> Vec<AllowedName> {
     let built_in = BUILT_IN.iter().flat_map(|(tool, names)| {
@@ -75,6 +74,7 @@ pub fn trusted_names(host: Vec<AllowedName>, configured: &[String]) -> Vec<Allow
             name: (*name).to_owned(),
             source: NameSource::BuiltIn,
             tool: Some((*tool).to_owned()),
+            ports: Vec::new(),
         })
     });
     let configured = configured.iter().filter_map(|entry| {
@@ -82,11 +82,24 @@ pub fn trusted_names(host: Vec<AllowedName>, configured: &[String]) -> Vec<Allow
         if name.is_none() {
             tracing::warn!(entry, "an entry of the setting `trusted` is not a host name; ignored");
         }
-        name.map(|name| AllowedName { name, source: NameSource::Config, tool: None })
+        name.map(|name| AllowedName {
+            name,
+            source: NameSource::Config,
+            tool: None,
+            ports: Vec::new(),
+        })
     });
-    let mut seen = HashSet::new();
-    let all = built_in.chain(host).chain(configured);
-    all.filter(|allowed| seen.insert(allowed.name.clone())).collect()
+    let mut all: Vec<AllowedName> = Vec::new();
+    for mut allowed in built_in.chain(host).chain(configured) {
+        match all.iter_mut().find(|known| known.name == allowed.name) {
+            Some(known) => {
+                allowed.ports.retain(|port| !known.ports.contains(port));
+                known.ports.extend(allowed.ports);
+            }
+            None => all.push(allowed),
+        }
+    }
+    all
 }
 
 /// The registries that this machine's package clients are configured to use. Blocks while the
@@ -99,19 +112,24 @@ pub fn host_registries() -> Vec<AllowedName> {
         let running = tools.map(|(tool, read)| (tool, scope.spawn(read)));
         running.map(|(tool, thread)| (tool, thread.join().unwrap_or_default()))
     });
-    let found = |(tool, text): (&'static str, String)| {
-        hosts(&text).into_iter().map(move |name| AllowedName {
-            name,
-            source: NameSource::Host,
-            tool: Some(tool.to_owned()),
-        })
-    };
-    outputs.into_iter().flat_map(found).collect()
+    outputs.into_iter().flat_map(|(tool, text)| registries_in(tool, &text)).collect()
 }
 
-/// Hosts of all http and https URLs in a text, without addresses, single labels, git hosts and
-/// model services.
-fn hosts(text: &str) -> Vec<String> {
+/// The registries in a text of the host's configuration of a package client.
+#[must_use]
+pub fn registries_in(tool: &str, text: &str) -> Vec<AllowedName> {
+    let found = |(name, port): (String, Option<u16>)| AllowedName {
+        name,
+        source: NameSource::Host,
+        tool: Some(tool.to_owned()),
+        ports: port.into_iter().collect(),
+    };
+    hosts(text).into_iter().map(found).collect()
+}
+
+/// Hosts of all http and https URLs in a text, and their ports if unusual. Without addresses,
+/// single labels, git hosts and model services.
+fn hosts(text: &str) -> Vec<(String, Option<u16>)> {
     let separators = |c: char| c.is_whitespace() || "\"'`,()[]<>|".contains(c);
     text.split(separators)
         .filter_map(|word| word.find("http").map(|at| &word[at..]))
@@ -119,9 +137,11 @@ fn hosts(text: &str) -> Vec<String> {
         .filter_map(|rest| {
             let authority = rest.split(['/', '?', '#']).next().unwrap_or(rest);
             let host = authority.rsplit('@').next().unwrap_or(authority);
-            policy::normalize(host.split(':').next().unwrap_or(host))
+            let (host, port) = host.split_once(':').unwrap_or((host, ""));
+            let port = port.parse().ok().filter(|port| ![80, 443].contains(port));
+            policy::normalize(host).map(|name| (name, port))
         })
-        .filter(|name| name.contains('.') && !NEVER_FOUND.contains(&name.as_str()))
+        .filter(|(name, _)| name.contains('.') && !NEVER_FOUND.contains(&name.as_str()))
         .collect()
 }
 
@@ -226,9 +246,14 @@ mod tests {
         let text = "deb [arch=amd64] http://Mirror.example.org/debian stable main\n\
                     URIs: https://user:pw@packages.example.net:8443/x http://10.0.0.1/ http://localhost/\n\
                     index = \"sparse+https://index.example.com/\" mirror+file:/etc/x";
+        let found = |name: &str, port| (name.to_owned(), port);
         assert_eq!(
             hosts(text),
-            ["mirror.example.org", "packages.example.net", "index.example.com"]
+            [
+                found("mirror.example.org", None),
+                found("packages.example.net", Some(8443)),
+                found("index.example.com", None)
+            ]
         );
     }
 
@@ -236,14 +261,14 @@ mod tests {
     fn commented_lines_are_ignored() {
         assert_eq!(
             hosts(&without_comments("# http://old.example.org\nhttp://new.example.org")),
-            ["new.example.org"]
+            [("new.example.org".to_owned(), None)]
         );
     }
 
     #[test]
     fn only_index_lines_of_pip_count() {
         let list = "global.index-url='https://a.example.org/simple'\nglobal.proxy='http://b.example.org'\n";
-        assert_eq!(hosts(&index_lines(list)), ["a.example.org"]);
+        assert_eq!(hosts(&index_lines(list)), [("a.example.org".to_owned(), None)]);
     }
 
     #[test]
@@ -279,6 +304,7 @@ mod tests {
             name: "mirror.example.org".to_owned(),
             source: NameSource::Host,
             tool: Some("pip".to_owned()),
+            ports: vec![8443],
         };
         let setting = ["*.Corp.example", "pypi.org", "*", "10.0.0.1", "mirror.example.org"];
         let all = trusted_names(vec![mirror.clone()], &setting.map(str::to_owned));
@@ -287,6 +313,7 @@ mod tests {
             name: "*.corp.example".to_owned(),
             source: NameSource::Config,
             tool: None,
+            ports: Vec::new(),
         };
         assert_eq!(added, [&mirror, &corp]);
     }
@@ -295,6 +322,6 @@ mod tests {
     fn git_and_model_hosts_are_never_found() {
         let text = "registry = \"https://github.com/rust-lang/crates.io-index\" https://GitLab.com/x \
                     https://npm.pkg.github.com/ https://api.anthropic.com/";
-        assert_eq!(hosts(text), ["npm.pkg.github.com"]);
+        assert_eq!(hosts(text), [("npm.pkg.github.com".to_owned(), None)]);
     }
 }

@@ -3,6 +3,7 @@
 
 use std::{
     net::{SocketAddr, TcpStream},
+    sync::Arc,
     time::Duration,
 };
 
@@ -21,6 +22,7 @@ use crate::{
     client::{self, Client},
     config::Config,
     follow::Lines,
+    in_process_doors::InProcessDoors,
     server_process,
     socket::{self, Handshake, SocketReader, SocketWriter},
 };
@@ -45,7 +47,8 @@ impl Backend {
         }
         let engine = server_process::open_engine(config)?;
         let provider = server_process::local_provider(engine.clone(), config, String::new());
-        let api = InProcessApi::new(Sandboxes::without_server(provider));
+        let doors = Arc::new(InProcessDoors::new(config));
+        let api = InProcessApi::new(Sandboxes::without_server(provider).with_doors(doors));
         Ok(Self::InProcess { api, engine })
     }
 

@@ -21,7 +21,7 @@ pub(crate) use image::ImageCommand;
 pub(crate) use inside::{CpArgs, ShellArgs};
 pub(crate) use repo::{RepoCommand, RepoSetting};
 pub(crate) use sandbox::{
-    CopySide, CreateArgs, ExecArgs, SandboxCommand, SnapshotCommand, VolumeCommand,
+    CopySide, CreateArgs, ExecArgs, Net, NetFlags, SandboxCommand, SnapshotCommand, VolumeCommand,
 };
 pub(crate) use server::{ApiArgs, CompletionArgs, ConfigArgs, CreateTokenArgs, TokenCommand};
 pub(crate) use session::{

@@ -14,9 +14,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use harvest_engine::Driver;
-use harvest_gateway::{McpServers, Upstreams};
+use harvest_gateway::{McpServers, Upstreams, normalize_entry};
 use harvest_proto::{Secret, suggest::closest};
 use harvest_session::{ConfiguredAgents, Limits, Retention, timeouts::Timeouts};
 use harvest_store::DatabaseUrl;
@@ -50,6 +50,7 @@ pub(crate) struct Config {
     pub(crate) log: String,
     pub(crate) log_format: LogFormat,
     /// Host names that `trusted` sandboxes may reach besides package registries.
+    pub(crate) git_hosts: Vec<String>,
     pub(crate) trusted: Vec<String>,
     /// Hosts with private addresses that git remotes and trusted names may be at.
     pub(crate) private_hosts: Vec<String>,
@@ -155,6 +156,7 @@ impl Config {
             max_connections: file.max_connections.expect(HAS_DEFAULT),
             log: file.log.expect(HAS_DEFAULT),
             log_format: file.log_format.expect(HAS_DEFAULT),
+            git_hosts: git_hosts(file.git_hosts.expect(HAS_DEFAULT))?,
             trusted: file.trusted.unwrap_or_default().0,
             private_hosts,
             image: file.image,
@@ -188,6 +190,18 @@ impl Config {
     pub(crate) fn at(&self, home: &Path) -> Self {
         Self { home: home.to_owned(), url: None, token: None, ..self.clone() }
     }
+}
+
+/// Host names of public git repositories, normalized.
+fn git_hosts(List(names): List) -> Result<Vec<String>> {
+    let host = |name: String| match normalize_entry(&name).filter(|host| !host.starts_with('*')) {
+        Some(host) => Ok(host),
+        None => Err(anyhow!(Advice::new(
+            format!("`{name}` in the key `git_hosts` is not a host name"),
+            "give names such as `github.com`",
+        ))),
+    };
+    names.into_iter().map(host).collect()
 }
 
 /// The path of the file, and whether a flag or variable names it.

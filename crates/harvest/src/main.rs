@@ -16,6 +16,7 @@ mod database;
 mod doctor;
 mod follow;
 mod images;
+mod in_process_doors;
 mod inputs;
 mod known_secrets;
 mod live;

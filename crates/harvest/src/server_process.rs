@@ -15,12 +15,13 @@ use harvest_engine::{Engine, Thresholds};
 use harvest_forge::LocalForge;
 use harvest_gateway::{
     Authority, Gateway, GatewayConfig, HostProxies, PrivateHosts, ScriptRule, host_registries,
-    trusted_names, vault::Vault,
+    registries_in, trusted_names, vault::Vault,
 };
 use harvest_proto::{
     Secret,
     api::{AllowedName, Role, SandboxLimits},
     bridge::Author,
+    launch::NetworkSettings,
 };
 use harvest_providers::{Local, host_settings};
 use harvest_server::{Limits as ServerLimits, ServerState};
@@ -292,6 +293,7 @@ fn gateway_config(config: &Config, script_rules: Vec<ScriptRule>) -> GatewayConf
         upstreams,
         mcp_servers,
         private_hosts,
+        git_hosts: config.git_hosts.clone(),
         proxies: HostProxies::from_variables(process_env),
         ..GatewayConfig::default()
     }
@@ -357,11 +359,25 @@ fn trusted(
     let configured = config.trusted.clone();
     async move {
         let host = match from_host {
-            true => tokio::task::spawn_blocking(host_registries).await.unwrap_or_default(),
+            true => tokio::task::spawn_blocking(all_registries).await.unwrap_or_default(),
             false => Vec::new(),
         };
         trusted_names(host, &configured)
     }
+}
+
+/// The registries of this host, and the mirrors that sandboxes are told.
+fn all_registries() -> Vec<AllowedName> {
+    host_registries().into_iter().chain(told_registries()).collect()
+}
+
+/// The registries of this host that sandboxes are told.
+pub(crate) fn told_registries() -> Vec<AllowedName> {
+    let NetworkSettings { env, files, .. } = host_settings();
+    let tool = |name: &str| name.trim_end_matches("rc").trim_end_matches(".toml").to_owned();
+    let files = files.iter().map(|(name, text)| (tool(name), text));
+    let pip = env.values().map(|text| ("pip".to_owned(), text));
+    files.chain(pip).flat_map(|(tool, text)| registries_in(&tool, text)).collect()
 }
 
 /// The token in the home's file, or a new first token. The flag tells whether it is new.

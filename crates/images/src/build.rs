@@ -321,6 +321,7 @@ impl Build<'_> {
             binds: host.binds(has_sources),
             volumes: Vec::new(),
             env: host.env.clone(),
+            door: None,
             settings: NetworkSettings::default(),
             made_by: None,
         };

@@ -25,6 +25,12 @@ pub fn mcp_url(server: &McpServerName) -> String {
     format!("http://{MCP_NAME}/{server}")
 }
 
+/// URL of a public git host's repositories inside a sandbox, without a slash at its end.
+#[must_use]
+pub fn public_git_url(host: &str) -> String {
+    format!("http://{GIT_NAME}/public/{host}")
+}
+
 /// Maximum length of a message; a DNS name has at most 253 characters.
 pub const MAX_LINE_BYTES: usize = 1024;
 

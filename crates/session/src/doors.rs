@@ -5,12 +5,13 @@ use std::{any::Any, sync::Arc};
 use async_trait::async_trait;
 use harvest_gateway::{
     DoorListener, DoorObserver, Gateway,
-    ledger::{DoorPolicy, GitAccess, Tools},
+    ledger::{DoorPolicy, GitAccess, ResolvedPolicy, Tools},
 };
 use harvest_proto::{
     BranchName, SecretOwner, UpstreamKind, UpstreamName,
     api::{McpService, ModelService, ServiceModels},
 };
+use tokio::sync::watch;
 
 /// Opens doors for sandboxes, and looks at git remotes as they do.
 #[async_trait]
@@ -24,6 +25,16 @@ pub trait Doors: Send + Sync {
         observer: Option<DoorObserver>,
         tools: Option<Arc<dyn Tools>>,
     ) -> Box<dyn Any + Send>;
+
+    /// As `open`, for a sandbox without a session: its door leads to names only.
+    fn open_for_names(
+        &self,
+        _listener: Box<dyn DoorListener>,
+        _network: watch::Receiver<ResolvedPolicy>,
+        _observer: DoorObserver,
+    ) -> Box<dyn Any + Send> {
+        Box::new(())
+    }
 
     /// Checks that a URL is the remote of a git repository. The error is a sentence.
     async fn check_remote(&self, _access: &GitAccess) -> Result<(), String> {
@@ -55,6 +66,11 @@ pub trait Doors: Send + Sync {
         Vec::new()
     }
 
+    /// Hosts of public git repositories, which the git door serves.
+    fn git_hosts(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// The kind of a model service; `None` when there is none of this name.
     fn upstream_kind(&self, name: &UpstreamName) -> Option<UpstreamKind> {
         let found = ModelService::built_in().into_iter().find(|service| service.name == *name);
@@ -72,6 +88,15 @@ impl Doors for Gateway {
         tools: Option<Arc<dyn Tools>>,
     ) -> Box<dyn Any + Send> {
         Box::new(Self::open(self, listener, policy, observer, tools))
+    }
+
+    fn open_for_names(
+        &self,
+        listener: Box<dyn DoorListener>,
+        network: watch::Receiver<ResolvedPolicy>,
+        observer: DoorObserver,
+    ) -> Box<dyn Any + Send> {
+        Box::new(Self::open_for_names(self, listener, network, observer))
     }
 
     async fn check_remote(&self, access: &GitAccess) -> Result<(), String> {
@@ -96,6 +121,10 @@ impl Doors for Gateway {
 
     async fn mcp_services(&self, owners: &[SecretOwner]) -> Vec<McpService> {
         Self::mcp_services(self, owners).await
+    }
+
+    fn git_hosts(&self) -> Vec<String> {
+        Self::git_hosts(self).to_vec()
     }
 
     fn upstream_kind(&self, name: &UpstreamName) -> Option<UpstreamKind> {

@@ -96,6 +96,7 @@ impl EphemeralSandbox {
             }],
             agent: None,
             mcp_servers: Vec::new(),
+            git_hosts: self.shared.doors.git_hosts(),
             env: BTreeMap::new(),
             hook_millis: None,
         };

@@ -23,7 +23,7 @@ use crate::{
     forge::Forge,
     monotonic_clock::MonotonicClock,
     removals::Removals,
-    repositories::{OpenPolicies, Repositories, RepositoryContext, Trusted},
+    repositories::{OpenPolicies, Repositories, RepositoryContext, ServerDoors, Trusted},
     retention::{Retention, RetentionEnforcer},
     root_locks::RootLocks,
     sandbox_context::SandboxContext,
@@ -101,10 +101,16 @@ impl ServerParts {
         let tasks = Tasks::default();
         let vault = Arc::clone(&dependencies.vault);
         let accounts = Accounts::new(dependencies.store.clone(), vault, tasks.clone());
-        let shared = shared(dependencies, trusted.boxed().shared(), tasks).await?;
+        let shared = shared(dependencies, trusted.boxed().shared(), tasks.clone()).await?;
         let repositories = shared.repositories.clone();
         let sandboxes = shared.sandboxes.service.clone();
+        let doors = Arc::clone(&shared.sandboxes.doors);
+        let opener = ServerDoors::new(&repositories, doors);
+        let sandboxes = sandboxes.with_doors(Arc::new(opener));
         let sessions = Sessions::open(shared).await?;
+        let adopting = sandboxes.clone();
+        // Not before the trusted names are known, which takes a host seconds.
+        tasks.spawn(async move { adopting.open_doors().await });
         Ok(Self { accounts, repositories, sandboxes, sessions })
     }
 }

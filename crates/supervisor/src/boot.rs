@@ -24,7 +24,7 @@ use self::failure::PhaseError;
 use crate::{
     agents::{self, AgentContext},
     app, capture, files,
-    git::{Git, Synced},
+    git::{Git, Synced, public},
     install,
     outbox::Outbox,
     sandbox::Sandbox,
@@ -37,6 +37,9 @@ const DEFAULT_HOOK_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 // Claude Code's state, which programs of the user can write, takes a hundred times its size in
 // memory while it is changed. A longer one stays as it is.
 const MAX_CLAUDE_STATE_BYTES: usize = 256 * 1024;
+
+/// Git's system configuration, in the folder of the session.
+const GIT_CONFIG: &str = "gitconfig";
 
 /// Names the file of the memory to the stock memory server.
 const MEMORY_VARIABLE: &str = "MEMORY_FILE_PATH";
@@ -91,6 +94,7 @@ impl BootRunner {
         self.accepted.replace(Some((boot.session.clone(), boot.epoch)));
         self.sandbox.session_env.replace(boot.env.clone());
         self.sandbox.shell_env.replace(boot.agent.as_ref().map(app::env).unwrap_or_default());
+        self.lead_git_to_door(&boot.git_hosts);
         if let Ok(user) = self.sandbox.user(Some(AGENT_USER)) {
             let path = self.sandbox.home(&user) + MEMORY_FILE.trim_start_matches('~');
             let mut env = self.sandbox.session_env.borrow_mut();
@@ -101,6 +105,21 @@ impl BootRunner {
             let _reported_as_event = runner.run(&boot).await;
         });
         Ok(Reply::Done)
+    }
+
+    /// Makes git and cargo fetch the public repositories of these hosts at the door.
+    fn lead_git_to_door(&self, hosts: &[String]) {
+        let Some(folder) = self.sandbox.app.as_ref().filter(|_| !hosts.is_empty()) else { return };
+        if let Err(error) = app::write_file(folder, GIT_CONFIG, &public::git_config(hosts)) {
+            let message = format!("cannot write {APP_FOLDER}: {error}");
+            self.outbox.push(None, EventBody::Warning { message });
+            return;
+        }
+        let mut env = self.sandbox.session_env.borrow_mut();
+        let path = format!("{APP_FOLDER}/{GIT_CONFIG}");
+        env.entry("GIT_CONFIG_SYSTEM".to_owned()).or_insert(path);
+        // Cargo's own git does not read all of git's configuration.
+        env.entry("CARGO_NET_GIT_FETCH_WITH_CLI".to_owned()).or_insert("true".to_owned());
     }
 
     async fn run(&self, boot: &Boot) -> Result<(), ()> {
@@ -413,6 +432,7 @@ mod tests {
             repositories: vec![checkout],
             agent: None,
             mcp_servers: Vec::new(),
+            git_hosts: Vec::new(),
             env: Default::default(),
             hook_millis: None,
         }

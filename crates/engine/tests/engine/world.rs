@@ -104,6 +104,7 @@ impl World {
             network: Network::Door,
             owner: Owner::Standalone,
             binds: Vec::new(),
+            door: None,
             settings: Default::default(),
             volumes: Vec::new(),
             env: BTreeMap::new(),

@@ -1,9 +1,10 @@
 //! The git door: forwards `http://git.harvest.internal/{owner}/{name}.git` to the repository's real
 //! remote, with the credentials that the sandbox does not have. Fetches pass unchanged; `push`
-//! checks pushes.
+//! checks pushes. `public` finds the repositories of public hosts, which can only be fetched.
 
 mod look;
 mod pktline;
+mod public;
 mod push;
 mod remote_url;
 
@@ -19,6 +20,7 @@ use hyper::{
     http::request::Parts,
 };
 
+use public::PublicRequest;
 pub use remote_url::{RemoteUrlError, normalize_remote_url};
 
 use crate::{
@@ -85,25 +87,59 @@ pub(crate) async fn answer(
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Abort> {
     let (parts, body) = request.into_parts();
-    let Some((access, wanted)) = find(&door.policy.repositories, &parts) else {
-        return Ok(http::text(
+    let repositories = &door.policy.repositories;
+    let public = PublicRequest::find(&door.shared.config.git_hosts, &parts);
+    let found = find(repositories, &parts).or_else(|| {
+        let public = public.as_ref()?;
+        Some((public.registered(repositories)?, public.wanted))
+    });
+    match (found, public) {
+        (Some((access, wanted)), _) => repository(&door, access, wanted, parts, body).await,
+        (None, Some(public)) => {
+            let wanted = public.wanted;
+            let remote = public.allowed(&door).await;
+            Ok(fetch(&door, remote, wanted, &parts, body).await)
+        }
+        (None, None) => Ok(http::text(
             StatusCode::NOT_FOUND,
             "this session does not have that repository; start one with `harvest run -r REPOSITORY`",
-        ));
-    };
+        )),
+    }
+}
+
+/// Answers a request for one of the session's repositories.
+async fn repository(
+    door: &Arc<Door>,
+    access: &GitAccess,
+    wanted: GitRequest,
+    parts: Parts,
+    body: Incoming,
+) -> Result<Response<Body>, Abort> {
     if wanted == GitRequest::Push {
-        return push::answer(Arc::clone(&door), access.clone(), parts, body).await;
+        return push::answer(Arc::clone(door), access.clone(), parts, body).await;
     }
     if wanted == GitRequest::PushInfo && access.branch.is_none() {
         door.log_refused_push(&access.name, "this session has read-only access").await;
         let message = "this session has read-only access to this repository";
         return Ok(http::text(StatusCode::FORBIDDEN, message));
     }
+    let remote = Remote::resolve(&door.shared, access, &door.policy.secrets).await;
+    Ok(fetch(door, remote, wanted, &parts, body).await)
+}
+
+/// Forwards a request that changes nothing.
+async fn fetch(
+    door: &Door,
+    remote: Result<Remote, Response<Body>>,
+    wanted: GitRequest,
+    parts: &Parts,
+    body: Incoming,
+) -> Response<Body> {
     let headers = filter_headers(&parts.headers, &[&TO_REMOTE[..], &TO_REMOTE_UNREAD].concat());
     let body = (wanted == GitRequest::Fetch)
         .then(|| reqwest::Body::wrap_stream(BodyDataStream::new(body)));
     let sent = async {
-        let remote = Remote::resolve(&door.shared, access, &door.policy.secrets).await?;
+        let remote = remote?;
         let answered = remote.send(&door.shared, wanted, headers, body).await?;
         Ok::<_, Response<Body>>((remote, answered))
     };
@@ -111,15 +147,15 @@ pub(crate) async fn answer(
         Ok(sent) => sent,
         Err(refused) => {
             if let Some(private) = refused.extensions().get::<PrivateRemote>().cloned() {
-                log_private(&door, private).await;
+                log_private(door, private).await;
             }
-            return Ok(refused);
+            return refused;
         }
     };
     let headers = filter_headers(answered.headers(), &FROM_REMOTE);
     let chunks = http::upstream_chunks(answered, &remote.secrets());
     let chunks = chunks.map(|chunk| chunk.map(Frame::data));
-    Ok(http::response(StatusCode::OK, headers, StreamBody::new(chunks).boxed_unsync()))
+    http::response(StatusCode::OK, headers, StreamBody::new(chunks).boxed_unsync())
 }
 
 // Names are compared undecoded: `..` and `%2e` match nothing.
@@ -252,7 +288,13 @@ impl Remote {
         }
         match shared.clients.execute(request, self.reach).await {
             Ok(answered) if answered.status() == StatusCode::OK => Ok(answered),
-            Ok(answered) => Err(self.error_response(answered).await),
+            Ok(answered) => {
+                let redirected = public::redirect(&shared.config.git_hosts, &answered);
+                match redirected.filter(|_| self.secret.is_none() && self.reach == Reach::Public) {
+                    Some(redirected) => Err(redirected),
+                    None => Err(self.error_response(answered).await),
+                }
+            }
             Err(failed) if is_private(&failed) => Err(refuse_private(&self.name, &self.url)),
             Err(failed) => {
                 tracing::warn!(repository = self.name, error = %self.redact(&failed.to_string()), "cannot reach a git remote");

@@ -2,6 +2,7 @@
 //! loopback.
 #![expect(clippy::unwrap_used, reason = "a failed test panics")]
 
+mod attacks;
 mod egress;
 mod git;
 mod host_secrets;

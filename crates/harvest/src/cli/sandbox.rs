@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Subcommand, ValueEnum};
 use harvest_engine::VolumeName;
-use harvest_proto::api::{SandboxLimits, SandboxNetwork, VolumeMount};
+use harvest_proto::api::{SandboxLimits, VolumeMount};
 
 use super::{
     inside::ShellArgs,
@@ -77,18 +77,30 @@ impl LimitFlags {
 /// The network of a standalone sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Net {
-    /// No network
+    /// No network, besides the names of `--allow`
     None,
+    /// Package registries, by name through the gateway
+    Trusted,
+    /// Every name with a public address, through the gateway
+    Full,
     /// UNSAFE: everything this machine can reach, including its loopback
     Host,
 }
 
-impl Net {
-    pub(crate) fn network(self) -> SandboxNetwork {
-        match self {
-            Self::None => SandboxNetwork::None,
-            Self::Host => SandboxNetwork::Host,
-        }
+/// What a standalone sandbox reaches.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct NetFlags {
+    /// The network
+    #[arg(long, value_name = "NETWORK", value_enum, default_value = "none")]
+    pub(crate) net: Net,
+    /// A name that it may reach besides: `NAME`, `*.NAME` or `NAME:PORT`
+    #[arg(long, value_name = "NAME")]
+    pub(crate) allow: Vec<String>,
+}
+
+impl NetFlags {
+    pub(crate) fn is_any_set(&self) -> bool {
+        self.net != Net::None || !self.allow.is_empty()
     }
 }
 
@@ -121,9 +133,8 @@ pub(crate) struct ExecArgs {
     pub(crate) limits: LimitFlags,
     #[command(flatten)]
     pub(crate) volumes: VolumeFlags,
-    /// The network of a fresh sandbox
-    #[arg(long, value_name = "NETWORK", value_enum, default_value = "none")]
-    pub(crate) net: Net,
+    #[command(flatten)]
+    pub(crate) net: NetFlags,
     /// Run this code instead of a command; arguments after `--` are passed to it
     #[arg(long, value_name = "TEXT", requires = "lang")]
     pub(crate) code: Option<String>,
@@ -254,9 +265,8 @@ pub(crate) struct CreateArgs {
     /// Stop it after this time, such as `24h`, and keep its disk [default: never]
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     pub(crate) lifetime: Option<Duration>,
-    /// The network
-    #[arg(long, value_name = "NETWORK", value_enum, default_value = "none")]
-    pub(crate) net: Net,
+    #[command(flatten)]
+    pub(crate) net: NetFlags,
 }
 
 #[derive(Debug, Subcommand)]

@@ -48,8 +48,10 @@ pub(crate) async fn run(ctx: &Invocation, verb: &NetCommand) -> Result<u8> {
 }
 
 fn list(ctx: &Invocation, rules: &NetworkRules) -> Result<()> {
-    let allowed =
-        |one: &AllowedName| [one.name.clone(), "80, 443".to_owned(), describe_source(one)];
+    let allowed = |one: &AllowedName| {
+        let ports = [80, 443].iter().chain(&one.ports).map(u16::to_string);
+        [one.name.clone(), ports.collect::<Vec<_>>().join(", "), describe_source(one)]
+    };
     ctx.print.result(rules, |rules| {
         let rows: Vec<_> =
             rules.rules.iter().map(rule_row).chain(rules.names.iter().map(allowed)).collect();
@@ -181,7 +183,12 @@ mod tests {
     fn source_of_a_name_is_described() {
         let describe = |source, tool: Option<&str>| {
             let tool = tool.map(str::to_owned);
-            describe_source(&AllowedName { name: "a.org".to_owned(), source, tool })
+            describe_source(&AllowedName {
+                name: "a.org".to_owned(),
+                source,
+                tool,
+                ports: Vec::new(),
+            })
         };
         assert_eq!(describe(NameSource::BuiltIn, Some("pip")), "built in (pip)");
         assert_eq!(describe(NameSource::Host, Some("npm")), "this host's npm");

@@ -103,6 +103,9 @@ table! {
             "Hosts on private networks that git remotes and trusted names may be at, such as \
              `git.corp.example`, `*.corp.example` or `10.0.0.5`; everything else with a private \
              address is refused";
+        git_hosts: List, "list of names", "`github.com,gitlab.com,bitbucket.org,codeberg.org`",
+            "Hosts of public git repositories that sandboxes may fetch from (not push to), unless \
+             their network policy is `none`";
         image: String, "name", "the image `agents` if it is built, else the smallest one with the session's agent",
             "The image that sessions start from";
         author_name: String, "text", "git's own `user.name`, else `You`",

@@ -39,6 +39,7 @@ const SAMPLES: &[(&str, &str, &str)] = &[
     ("log_format", "\"json\"", "text"),
     ("trusted", "[\"file\"]", "env"),
     ("private_hosts", "[\"file\"]", "env"),
+    ("git_hosts", "[\"file.org\"]", "env.org"),
     ("image", "\"file\"", "env"),
     ("author_name", "\"file\"", "env"),
     ("author_email", "\"file\"", "env"),

@@ -131,6 +131,7 @@ pub(crate) fn spec(image: &str) -> Spec {
         network: Network::Door,
         owner: Owner::Standalone,
         binds: Vec::new(),
+        door: None,
         settings: Default::default(),
         volumes: Vec::new(),
         env: BTreeMap::from([("PATH".to_owned(), "/bin".to_owned())]),

@@ -50,8 +50,8 @@ pub use repositories::{
 pub use retention::{RetentionDrop, RetentionReport, SessionDiskUsage};
 pub use sandboxes::{
     CreateSandbox, CreatedSandbox, DamagedSandbox, ForkSandbox, ForkedSandbox, RestoreSandbox,
-    RestoredSandbox, Sandbox, SandboxLimits, SandboxList, SandboxNetwork, SandboxOwner,
-    SandboxSnapshot, SandboxStatus, VolumeMount,
+    RestoredSandbox, Sandbox, SandboxDoor, SandboxLimits, SandboxList, SandboxNetwork,
+    SandboxOwner, SandboxSnapshot, SandboxStatus, VolumeMount,
 };
 pub use secrets::{SecretUse, SetSecret, StoredSecret};
 pub use sessions::{

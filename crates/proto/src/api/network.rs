@@ -98,6 +98,9 @@ pub struct AllowedName {
     /// The package client that uses the name, such as `pip`; absent for names of the setting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool: Option<String>,
+    /// Ports besides 80 and 443.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<u16>,
 }
 
 word_enum!(

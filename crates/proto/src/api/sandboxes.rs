@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{SandboxId, SnapshotId, Timestamp, text::string_conversions};
+use crate::{NetworkPolicy, SandboxId, SnapshotId, Timestamp, text::string_conversions};
 
 /// `POST /v1/sandboxes`: creates a standalone sandbox.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,6 +21,10 @@ pub struct CreateSandbox {
     /// Network access; none when absent.
     #[serde(default)]
     pub network: SandboxNetwork,
+    /// What it reaches through the gateway; the policy `trusted` when absent. Only with the network
+    /// `gateway`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub door: Option<SandboxDoor>,
     /// Volumes to mount.
     #[serde(default)]
     pub volumes: Vec<VolumeMount>,
@@ -125,10 +129,23 @@ pub enum SandboxNetwork {
     /// No network: DNS look-ups fail at once.
     #[default]
     None,
-    /// Through the session's gateway; only for sandboxes of sessions.
+    /// Through the gateway, to the names of a policy.
     Gateway,
     /// UNSAFE: the machine's own network, including its loopback.
     Host,
+}
+
+/// What a standalone sandbox reaches through the gateway. It has no model, git remotes or tools.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct SandboxDoor {
+    /// Base of its policy.
+    pub policy: NetworkPolicy,
+    /// Names besides those of the base, each with a port or not: `example.org`,
+    /// `*.example.org:8443`.
+    #[serde(default)]
+    pub allow: Vec<String>,
 }
 
 /// A volume mounted in a sandbox.
@@ -168,6 +185,9 @@ pub struct Sandbox {
     pub made_by: Option<String>,
     /// Network access.
     pub network: SandboxNetwork,
+    /// What a standalone sandbox reaches through the gateway.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub door: Option<SandboxDoor>,
     /// Resource limits.
     pub limits: SandboxLimits,
     /// Mounted volumes.

@@ -24,6 +24,9 @@ pub struct Boot {
     pub agent: Option<AgentLaunch>,
     /// The MCP servers at the door besides Harvest's own tools.
     pub mcp_servers: Vec<McpServerName>,
+    /// Hosts whose public repositories git fetches at the door.
+    #[serde(default)]
+    pub git_hosts: Vec<String>,
     /// Environment variables for hooks, agent and commands. Never a secret.
     pub env: BTreeMap<String, String>,
     /// A hook is killed after this time; 30 minutes when absent.

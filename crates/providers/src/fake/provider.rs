@@ -214,6 +214,7 @@ fn describe(spec: &SandboxSpec, fake_sandbox: &FakeSandbox, place: usize) -> San
         owner: spec.owner,
         made_by: spec.made_by.clone(),
         network: spec.network,
+        door: spec.door.clone(),
         limits: spec.limits,
         volumes: spec.volumes.clone(),
         env: spec.env.clone(),

@@ -38,6 +38,7 @@ pub(super) fn engine_spec(
         binds: Vec::new(),
         volumes: spec.volumes.into_iter().map(mount).collect::<Result<_, _>>()?,
         env: spec.env,
+        door: spec.door,
         settings: NetworkSettings::default(),
         made_by: spec.made_by,
     };
@@ -90,6 +91,7 @@ pub(super) fn api_sandbox(sandbox: Inspected, images: &[Image]) -> Sandbox {
             Network::Door => SandboxNetwork::Gateway,
             Network::Host => SandboxNetwork::Host,
         },
+        door: spec.door,
         limits: SandboxLimits {
             memory_bytes: Some(spec.limits.memory_bytes),
             cpu_millis_per_second: Some(spec.limits.cpu_millis_per_second),

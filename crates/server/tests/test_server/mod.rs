@@ -295,6 +295,7 @@ async fn server_parts(folder: &Path, fake: Fake) -> ServerParts {
     let store = Store::open(&folder.join("harvest.db")).await.unwrap();
     let lease = store.server_lease(std::time::SystemTime::now().into()).await.unwrap();
     let packages = AllowedName {
+        ports: Vec::new(),
         name: "packages.example.org".to_owned(),
         source: NameSource::Config,
         tool: None,

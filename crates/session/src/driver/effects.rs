@@ -167,6 +167,7 @@ impl Driver {
             repositories: self.checkouts(),
             agent,
             mcp_servers,
+            git_hosts: shared.sandboxes.doors.git_hosts(),
             env: self.record.env.clone(),
             hook_millis: None,
         };

@@ -17,7 +17,7 @@ use crate::{agents::Agents, error::SessionError};
 pub(crate) type Trusted = futures_util::future::Shared<BoxFuture<'static, Vec<AllowedName>>>;
 
 impl Repositories {
-    /// The pass of a sandbox. Without a branch it may only read. With the `trusted` policy this
+    /// The pass of a sandbox. Without a branch it may only read. Except with the policy `none` this
     /// waits until the trusted names are known.
     pub(crate) async fn pass(
         &self,

@@ -25,7 +25,7 @@ use crate::{
 
 pub(crate) use door_policy::{PassSpec, Trusted, owners_of, shared_owners};
 pub(crate) use evidence::{PullRequestText, describe_failures};
-pub(crate) use network::{OpenPolicies, network_rule};
+pub(crate) use network::{OpenPolicies, ServerDoors, network_rule};
 pub(crate) use origin::boot_start;
 pub use origin::{ALL_AGENTS, default_image};
 

@@ -1,18 +1,27 @@
 //! Network policies and rules. A policy is the base of a session or build plus the rules that apply
 //! to it; the doors that are open follow every change.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
-use harvest_gateway::{ledger::ResolvedPolicy, normalize_entry};
+use async_trait::async_trait;
+use harvest_gateway::{
+    DoorListener, DoorObserver,
+    ledger::{ResolvedPolicy, TrustedName},
+    normalize_entry,
+};
 use harvest_proto::{
     NetworkPolicy, RepositoryName, RuleScope, RuleVerdict, SessionId,
-    api::{NetworkLogEntry, NetworkRule, NetworkRules, SetNetworkRule},
+    api::{NetworkLogEntry, NetworkRule, NetworkRules, SandboxDoor, SetNetworkRule},
 };
 use harvest_store::RuleOwner;
 use tokio::sync::{Mutex, watch};
 
-use super::{Repositories, builds::BUILD_POLICY};
-use crate::error::SessionError;
+use super::{Repositories, RepositoryContext, builds::BUILD_POLICY};
+use crate::{
+    doors::Doors,
+    error::SessionError,
+    sandboxes::{DoorGuard, SandboxError, StandaloneDoors, allow_rules},
+};
 
 const MAX_PORTS: usize = 32;
 
@@ -23,29 +32,43 @@ pub(crate) struct OpenPolicies(Mutex<Vec<OpenPolicy>>);
 
 struct OpenPolicy {
     owner: RuleOwner,
+    /// Rules that are not stored, of a standalone sandbox.
+    own: Vec<NetworkRule>,
     policy: watch::Sender<ResolvedPolicy>,
 }
 
 impl Repositories {
-    /// The policy of a door that is about to open, with every later change. With `trusted` this
+    /// The policy of a door that is about to open, with every later change. Except with `none` this
     /// waits until the trusted names are known.
     pub(super) async fn open_policy(
         &self,
         owner: RuleOwner,
         base: NetworkPolicy,
     ) -> Result<watch::Receiver<ResolvedPolicy>, SessionError> {
+        let name = describe(&owner);
+        self.open_policy_with(owner, name, base, Vec::new()).await
+    }
+
+    async fn open_policy_with(
+        &self,
+        owner: RuleOwner,
+        name: String,
+        base: NetworkPolicy,
+        own: Vec<NetworkRule>,
+    ) -> Result<watch::Receiver<ResolvedPolicy>, SessionError> {
         let trusted = match base {
-            NetworkPolicy::Trusted => self.shared.trusted.clone().await,
-            NetworkPolicy::None | NetworkPolicy::Full => Vec::new(),
+            NetworkPolicy::None => Vec::new(),
+            // Mirrors of the host may have private addresses and unusual ports.
+            NetworkPolicy::Trusted | NetworkPolicy::Full => self.shared.trusted.clone().await,
         };
-        let trusted: Arc<[String]> = trusted.into_iter().map(|one| one.name).collect();
+        let trusted: Arc<[TrustedName]> = trusted.into_iter().map(TrustedName::from).collect();
         let mut open = self.shared.open_policies.0.lock().await;
         open.retain(|one| !one.policy.is_closed());
-        let rules = self.shared.store.network_rule_list(&owner).await?;
-        let name = describe(&owner);
+        let mut rules = self.shared.store.network_rule_list(&owner).await?;
+        rules.extend(own.iter().cloned());
         let (policy, receiver) =
             watch::channel(ResolvedPolicy { base, trusted, rules, owner: name });
-        open.push(OpenPolicy { owner, policy });
+        open.push(OpenPolicy { owner, own, policy });
         Ok(receiver)
     }
 
@@ -185,7 +208,8 @@ impl Repositories {
         let mut outcome = Ok(());
         for one in open.iter().filter(|one| may_concern(changed, &one.owner)) {
             match self.shared.store.network_rule_list(&one.owner).await {
-                Ok(rules) => {
+                Ok(mut rules) => {
+                    rules.extend(one.own.iter().cloned());
                     one.policy.send_if_modified(|policy| {
                         let changed = policy.rules != rules;
                         policy.rules = rules;
@@ -197,6 +221,39 @@ impl Repositories {
             }
         }
         outcome
+    }
+}
+
+/// The doors of standalone sandboxes on a server: the rules for everywhere apply to them.
+pub(crate) struct ServerDoors {
+    // Weak: repositories refer to the sandboxes that this opens doors for.
+    repositories: Weak<RepositoryContext>,
+    doors: Arc<dyn Doors>,
+}
+
+impl ServerDoors {
+    pub(crate) fn new(repositories: &Repositories, doors: Arc<dyn Doors>) -> Self {
+        Self { repositories: Arc::downgrade(&repositories.shared), doors }
+    }
+}
+
+#[async_trait]
+impl StandaloneDoors for ServerDoors {
+    async fn open(
+        &self,
+        listener: Box<dyn DoorListener>,
+        door: &SandboxDoor,
+        observer: DoorObserver,
+    ) -> Result<DoorGuard, SandboxError> {
+        let (owner, own) = (RuleOwner::Everywhere, allow_rules(door)?);
+        let doing = "cannot read the network rules";
+        let shared = self.repositories.upgrade();
+        let stopping = || SandboxError::failed(doing, "the server is stopping");
+        let shared = shared.ok_or_else(stopping)?;
+        let repositories = Repositories { shared };
+        let network = repositories.open_policy_with(owner, String::new(), door.policy, own).await;
+        let network = network.map_err(|error| SandboxError::failed(doing, error))?;
+        Ok(self.doors.open_for_names(listener, network, observer))
     }
 }
 

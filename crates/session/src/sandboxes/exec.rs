@@ -1,7 +1,7 @@
 //! Commands in a sandbox: one request and one stream of output lines, whether the sandbox belongs
 //! to a session, stands alone or is created for this command.
 
-use std::time::Duration;
+use std::{sync::Mutex, time::Duration};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use futures_util::stream::{self, BoxStream, StreamExt};
@@ -44,10 +44,16 @@ impl Sandboxes {
         let owner = SandboxOwner::Process(std::process::id());
         let spec = SandboxSpec::standalone(id.clone(), owner, made_by, order)?;
         let slot = self.wait_for_slot(&id, requester.user.as_deref()).await?;
+        let door = spec.door.clone();
         let (guard, created, stream) = self.create_ephemeral(spec, slot).await?;
+        let door = match &door {
+            Some(door) => Some(self.new_door(&id, door).await?),
+            None => None,
+        };
         let started = ExecLine::Started { sandbox: id.clone(), warnings: created.warnings };
         let bridge = Bridge::open_without_welcome(stream);
-        let mut handle = self.handle(id, bridge, CommandDefaults::of_image(), Box::new(()));
+        let mut handle =
+            self.handle(id, bridge, CommandDefaults::of_image(), Box::new(Mutex::new(door)));
         handle.ephemeral = Some(guard);
         Ok(stream::iter([started]).chain(handle.exec_lines(request, input).await?).boxed())
     }

@@ -5,6 +5,7 @@ use std::{any::Any, sync::Arc, time::Duration};
 
 use harvest_proto::{
     SandboxId,
+    api::SandboxStatus,
     bridge::{BridgeRole, Command},
 };
 
@@ -70,7 +71,10 @@ impl Sandboxes {
         &self,
         sandbox: &SandboxId,
     ) -> Result<SandboxHandle, SandboxError> {
-        self.standalone(sandbox, "run a command in").await?;
+        let found = self.standalone(sandbox, "run a command in").await?;
+        if found.state == SandboxStatus::Running {
+            self.open_door(sandbox, found.door.as_ref()).await?;
+        }
         let stream = self.provider.connect(sandbox).await?;
         let opened = Bridge::open(stream, BridgeRole::Client, None).await;
         let opened = opened.map_err(|error| SandboxError::Failed {

@@ -10,8 +10,8 @@ use std::str::FromStr;
 use harvest_proto::{
     SandboxId, SnapshotId,
     api::{
-        CreateSandbox, CreatedSandbox, ForkedSandbox, RestoredSandbox, Sandbox, SandboxOwner,
-        SandboxSnapshot, SandboxStatus, SnapshotOwner,
+        CreateSandbox, CreatedSandbox, ForkedSandbox, RestoredSandbox, Sandbox, SandboxDoor,
+        SandboxOwner, SandboxSnapshot, SandboxStatus, SnapshotOwner,
     },
     event::SnapshotKind,
 };
@@ -73,7 +73,8 @@ impl Sandboxes {
         let slots =
             self.wait_for_slots(std::slice::from_ref(&id), requester.user.as_deref()).await?;
         self.plan(requester, &[id.to_string()]).await?;
-        let created = self.provider.create(spec).await;
+        let door = spec.door.clone();
+        let created = self.create_with_door(spec, door).await;
         self.keep_slots(slots).await;
         match created {
             Ok(Created { warnings }) => {
@@ -82,6 +83,23 @@ impl Sandboxes {
                 Ok(Outcome { created, replayed: false })
             }
             Err(error) => Err(self.on_create_failed(requester, &id, error).await),
+        }
+    }
+
+    /// Creates a sandbox and opens its door. Without its door it is removed again.
+    async fn create_with_door(
+        &self,
+        spec: SandboxSpec,
+        door: Option<SandboxDoor>,
+    ) -> Result<Created, SandboxError> {
+        let id = spec.id.clone();
+        let created = self.provider.create(spec).await?;
+        match self.open_door(&id, door.as_ref()).await {
+            Ok(()) => Ok(created),
+            Err(error) => {
+                self.provider.remove(&id).await?;
+                Err(error)
+            }
         }
     }
 
@@ -170,7 +188,8 @@ impl Sandboxes {
         for id in ids {
             let copy = SandboxSpec::copy_of(&source, snapshot);
             let spec = SandboxSpec { id: id.clone(), made_by: made_by.clone(), ..copy };
-            match self.provider.create(spec).await {
+            let door = spec.door.clone();
+            match self.create_with_door(spec, door).await {
                 // An earlier attempt of the same request created it.
                 Ok(_) | Err(SandboxError::Conflict { code: "exists", .. }) => forks.push(id),
                 Err(error) if forks.is_empty() => {
@@ -257,9 +276,12 @@ impl Sandboxes {
         }
         let own = std::slice::from_ref(sandbox);
         let slots = self.wait_for_slots(own, found.made_by.as_deref()).await?;
+        // A sandbox that died by itself left its door.
+        self.close_door(sandbox).await;
         let started = self.provider.restart(sandbox).await;
         self.keep_slots(slots).await;
         started?;
+        self.open_door(sandbox, found.door.as_ref()).await?;
         self.provider.get(sandbox).await
     }
 
@@ -271,6 +293,7 @@ impl Sandboxes {
         self.standalone(sandbox, "stop").await?;
         let slot = self.admission.standalone_claim(sandbox);
         self.provider.stop(sandbox).await?;
+        self.close_door(sandbox).await;
         self.release(sandbox, slot);
         self.provider.get(sandbox).await
     }
@@ -325,8 +348,10 @@ impl Sandboxes {
             other => other,
         })?;
         let spec = SandboxSpec::copy_of(before, snapshot);
+        let door = spec.door.clone();
+        self.close_door(id).await;
         let started = async {
-            self.provider.create(spec).await?;
+            self.create_with_door(spec, door).await?;
             snapshots.sync().await
         };
         started.await.map_err(|error| SandboxError::Failed {
@@ -352,6 +377,7 @@ impl Sandboxes {
         }
         let slot = self.admission.standalone_claim(sandbox);
         self.provider.remove(sandbox).await?;
+        self.close_door(sandbox).await;
         self.release(sandbox, slot);
         Ok(())
     }

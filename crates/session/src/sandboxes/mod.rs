@@ -13,6 +13,7 @@ mod provider;
 mod slots;
 mod snapshots;
 mod spec;
+mod standalone_doors;
 mod terminals;
 
 use std::{sync::Arc, time::Duration};
@@ -31,9 +32,11 @@ pub use lifecycle::{Outcome, Requester};
 pub use provider::{BridgeStream, Created, Found, FreezeControl, ListedSandbox, SandboxProvider};
 pub use snapshots::{Captured, DiffBase, Durability, SnapshotSize, Snapshots};
 pub use spec::{SandboxSpec, StartFrom, StateVolume};
+pub use standalone_doors::{DoorGuard, StandaloneDoors, allow_rules};
 pub use terminals::TerminalRequest;
 
 use admission::Admission;
+use standalone_doors::OpenDoors;
 
 use crate::tasks::Tasks;
 
@@ -54,6 +57,8 @@ pub struct Sandboxes {
     slot_timeout: Duration,
     /// Requests that wait for a slot.
     waiting: Arc<Semaphore>,
+    /// The doors of standalone sandboxes.
+    doors: Arc<OpenDoors>,
 }
 
 impl Sandboxes {
@@ -79,6 +84,7 @@ impl Sandboxes {
             tasks,
             slot_timeout: SLOT_TIMEOUT,
             waiting: Arc::new(Semaphore::new(MAX_WAITING)),
+            doors: Arc::default(),
         }
     }
 

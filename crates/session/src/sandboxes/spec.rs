@@ -4,10 +4,13 @@ use std::collections::BTreeMap;
 
 use harvest_proto::{
     RepositoryName, SandboxId, SnapshotId,
-    api::{CreateSandbox, Sandbox, SandboxLimits, SandboxNetwork, SandboxOwner, VolumeMount},
+    api::{
+        CreateSandbox, Sandbox, SandboxDoor, SandboxLimits, SandboxNetwork, SandboxOwner,
+        VolumeMount,
+    },
 };
 
-use super::SandboxError;
+use super::{SandboxError, allow_rules};
 
 /// The image of a request that names none.
 const DEFAULT_IMAGE: &str = "base";
@@ -25,6 +28,8 @@ pub struct SandboxSpec {
     /// The provider's defaults for absent ones.
     pub limits: SandboxLimits,
     pub network: SandboxNetwork,
+    /// What a standalone sandbox reaches with the network `Gateway`.
+    pub door: Option<SandboxDoor>,
     pub volumes: Vec<VolumeMount>,
     /// Environment variables added to the image's.
     pub env: BTreeMap<String, String>,
@@ -59,6 +64,7 @@ impl SandboxSpec {
             made_by: None,
             limits,
             network: SandboxNetwork::Gateway,
+            door: None,
             volumes: Vec::new(),
             env: BTreeMap::new(),
             state: None,
@@ -83,10 +89,15 @@ impl SandboxSpec {
             (image, None) => StartFrom::Image(image.unwrap_or_else(|| DEFAULT_IMAGE.to_owned())),
             (None, Some(snapshot)) => StartFrom::Snapshot(snapshot),
         };
-        if order.network == SandboxNetwork::Gateway {
-            let what = "network `gateway` is only for sandboxes of sessions";
-            return Err(SandboxError::invalid("invalid_sandbox", what));
-        }
+        let door = match (order.network, order.door) {
+            (SandboxNetwork::Gateway, door) => Some(door.unwrap_or_default()),
+            (_, None) => None,
+            (_, Some(_)) => {
+                let what = "`door` is only for the network `gateway`";
+                return Err(SandboxError::invalid("invalid_sandbox", what));
+            }
+        };
+        door.as_ref().map(allow_rules).transpose()?;
         Ok(Self {
             id,
             from,
@@ -94,6 +105,7 @@ impl SandboxSpec {
             made_by,
             limits: order.limits,
             network: order.network,
+            door,
             volumes: order.volumes,
             env: order.env,
             state: order.state.unwrap_or(true).then_some(StateVolume::Standalone),
@@ -108,11 +120,12 @@ impl SandboxSpec {
             owner: SandboxOwner::Standalone,
             made_by: source.made_by.clone(),
             limits: source.limits,
-            // No gateway serves the door of a sandbox without a session.
-            network: match source.network {
-                SandboxNetwork::Gateway => SandboxNetwork::None,
-                other => other,
+            // That of a session has no door without the session.
+            network: match (source.network, &source.door) {
+                (SandboxNetwork::Gateway, None) => SandboxNetwork::None,
+                (network, _) => network,
             },
+            door: source.door.clone(),
             // The state volume is one of them.
             volumes: source.volumes.clone(),
             env: source.env.clone(),
@@ -146,9 +159,12 @@ mod tests {
             from: Some(SnapshotId::random()),
             ..CreateSandbox::default()
         };
-        let gateway =
-            CreateSandbox { network: SandboxNetwork::Gateway, ..CreateSandbox::default() };
-        for order in [both, gateway] {
+        let door = Some(SandboxDoor::default());
+        let closed = CreateSandbox { door, ..CreateSandbox::default() };
+        let door = SandboxDoor { allow: vec!["10.0.0.1".to_owned()], ..SandboxDoor::default() };
+        let network = SandboxNetwork::Gateway;
+        let address = CreateSandbox { network, door: Some(door), ..CreateSandbox::default() };
+        for order in [both, closed, address] {
             assert!(spec(order.clone()).is_err(), "{order:?}");
         }
     }

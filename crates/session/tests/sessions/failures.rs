@@ -223,11 +223,13 @@ async fn only_trusted_doors_wait_for_trusted_names() {
     sessions.delete(&deleted).await.unwrap();
     let name = "packages.example.org".to_owned();
     let (source, tool) = (NameSource::Config, None);
-    sender.send(vec![AllowedName { name, source, tool }]).unwrap();
+    sender.send(vec![AllowedName { name, source, tool, ports: Vec::new() }]).unwrap();
     removal::eventually("the door to be opened", || harness.doors.0.lock().unwrap().len() == 2)
         .await;
     let passes = harness.doors.0.lock().unwrap().clone();
-    let names = |pass: &DoorPolicy| pass.network.borrow().trusted.to_vec();
+    let names = |pass: &DoorPolicy| -> Vec<String> {
+        pass.network.borrow().trusted.iter().map(|trusted| trusted.name.clone()).collect()
+    };
     assert_eq!(
         passes.iter().map(names).collect::<Vec<_>>(),
         [vec![], vec!["packages.example.org".to_owned()]]

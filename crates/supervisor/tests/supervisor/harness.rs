@@ -192,6 +192,7 @@ impl Sandbox {
                 silence_millis: 600_000,
                 restarts: RestartPolicy { first_millis: 1, ..RestartPolicy::default() },
             }),
+            git_hosts: Vec::new(),
             mcp_servers: Vec::new(),
             env: BTreeMap::from([("GREETING".to_owned(), "hi".to_owned())]),
             hook_millis: None,

@@ -1,20 +1,16 @@
 //! What sandboxes take over from the host's network: certificates and mirrors, without credentials.
 
-use std::{fs, path::Path, process::Command};
+mod corp;
+
+use std::fs;
 
 use harvest_e2e::Host;
-use harvest_proto::bridge::Exit;
+use harvest_proto::{SessionId, bridge::Exit};
 use serde_json::json;
 
-use crate::completed;
-
-/// Creates a certificate authority: `ca.pem` and `ca.key`.
-pub(crate) fn certificate_authority(folder: &Path) {
-    let arguments =
-        "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=corp -keyout ca.key -out ca.pem";
-    let made = Command::new("openssl").args(arguments.split(' ')).current_dir(folder).output();
-    assert!(made.as_ref().is_ok_and(|made| made.status.success()), "{made:?}");
-}
+use crate::{completed, turn_ended};
+use corp::Corp;
+pub(crate) use corp::certificate_authority;
 
 /// Prints the settings, and fails unless the bundle has more than the host's certificate.
 const SETTINGS: &str = "echo $PIP_INDEX_URL; cat $npm_config_globalconfig /.cargo/config.toml; \
@@ -64,4 +60,66 @@ async fn host_settings_reach_sessions_and_builds() {
     }
     let (exit, _) = host.exec(&session, "root", "touch /run/harvest/ca.pem").await;
     assert_ne!(exit, Exit::Code(0), "the settings can be changed inside");
+}
+
+/// A session whose first turn has ended.
+async fn session(host: &Host, network: &str) -> SessionId {
+    let prompt = "Begin.\nscript: [{\"text\": \"ready\"}]";
+    let body = json!({ "agent": "scripted", "network": network, "prompt": prompt });
+    let session = host.post("/v1/sessions", body).await;
+    let id: SessionId = session["id"].as_str().unwrap().parse().unwrap();
+    host.follow(id.clone()).until("the first turn", turn_ended).await;
+    id
+}
+
+#[tokio::test]
+async fn packages_install_behind_proxy_and_private_mirror() {
+    let corp = Corp::start().await;
+    let path = |name: &str| corp.folder.path().join(name).to_str().unwrap().to_owned();
+    fs::write(path("npmrc"), "registry=https://mirror.corp.example/npm/\n").unwrap();
+    let host = Host::start_with(&[
+        ("SSL_CERT_FILE", &path("ca.pem")),
+        ("NPM_CONFIG_USERCONFIG", &path("npmrc")),
+        ("PIP_INDEX_URL", "https://mirror.corp.example/simple"),
+        ("HTTPS_PROXY", &corp.proxy),
+    ])
+    .await;
+    let session = session(&host, "trusted").await;
+    let npm = "mkdir -p /tmp/app && cd /tmp/app && echo '{\"dependencies\": {\"tiny\": \"1.0.0\"}}' > package.json && \
+        npm install --package-lock-only --no-audit && npm ci --no-audit && node -p 'require(\"tiny\")'";
+    let pip = "python3 -m venv /tmp/env && /tmp/env/bin/pip install --no-cache-dir tiny && \
+        /tmp/env/bin/python -c 'import tiny; print(tiny.NAME)'";
+    for (command, words) in [(npm, "tiny from npm"), (pip, "tiny from pip")] {
+        let (exit, output) = host.exec(&session, "harvest", command).await;
+        assert!(exit == Exit::Code(0) && output.contains(words), "{command}: {exit:?} {output}");
+    }
+    let (_, env) = host.exec(&session, "harvest", "env; cat /run/harvest/*").await;
+    assert!(!env.contains("hidden") && !env.to_lowercase().contains("https_proxy"), "{env}");
+    let seen = corp.seen.lock().unwrap().concat();
+    assert!(seen.contains("CONNECT mirror.corp.example:443"), "{seen}");
+}
+
+#[tokio::test]
+async fn public_git_dependency_is_fetched_but_not_pushed() {
+    let corp = Corp::start().await;
+    let path = |name: &str| corp.folder.path().join(name).to_str().unwrap().to_owned();
+    let host =
+        Host::start_with(&[("SSL_CERT_FILE", &path("ca.pem")), ("HTTPS_PROXY", &corp.proxy)]).await;
+    let open = session(&host, "trusted").await;
+    for url in [
+        "https://github.com/acme/lib",
+        "git@github.com:acme/lib.git",
+        "ssh://git@github.com/acme/lib.git",
+    ] {
+        let clone =
+            format!("rm -rf /tmp/lib && git clone -q {url} /tmp/lib && cat /tmp/lib/README");
+        let (exit, output) = host.exec(&open, "harvest", &clone).await;
+        assert_eq!((exit, output.as_str()), (Exit::Code(0), "a public library\n"), "{url}");
+    }
+    let (exit, output) = host.exec(&open, "harvest", "git -C /tmp/lib push origin HEAD:x").await;
+    assert!(exit != Exit::Code(0) && output.contains("session's own"), "{output}");
+    let closed = session(&host, "none").await;
+    let clone = "git clone https://github.com/acme/lib /tmp/lib";
+    let (exit, output) = host.exec(&closed, "harvest", clone).await;
+    assert!(exit != Exit::Code(0) && output.contains("network policy"), "{output}");
 }

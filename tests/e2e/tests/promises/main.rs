@@ -46,6 +46,7 @@ mod readme;
 mod recovery;
 mod repositories;
 mod resource_limits;
+mod sandbox_network;
 mod sandboxes;
 mod secrets;
 mod session_output;

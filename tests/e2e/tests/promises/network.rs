@@ -39,6 +39,10 @@ async fn network_none_reaches_only_model_and_repository() {
             .await;
         assert_ne!(exit, Exit::Code(0), "{target} answered: {output}");
     }
+    // The door of this or another sandbox: its folder is in no mount, and pid 1 cannot be read.
+    let search = "find / -xdev -name '*.sock' 2>/dev/null; ls /proc/1/fd 2>&1; true";
+    let (_, found) = host.exec(&session, "root", search).await;
+    assert!(!found.contains("door") && found.contains("Permission denied"), "{found}");
     let events = host.events(&session).await;
     let refused = |body: &EventBody| matches!(body, EventBody::EgressRefused { name, .. } if name == "example.org");
     assert!(events.iter().any(refused), "the refusal is on record");

@@ -14,7 +14,7 @@ use crate::turn_ended;
 const NAME: &str = "localhost.";
 
 /// A server that greets each connection and then waits for its end.
-async fn greeter() -> u16 {
+pub(crate) async fn greeter() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     tokio::spawn(async move {

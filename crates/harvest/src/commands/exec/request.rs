@@ -62,10 +62,13 @@ fn is_session(target: &str) -> bool {
 async fn exec(ctx: &Invocation, backend: &Backend, args: ExecArgs, sink: OutputSink) -> Result<u8> {
     let (began, with_stdin, target) = (Instant::now(), args.stdin, args.target.clone());
     if target.is_some()
-        && (args.limits.limits() != SandboxLimits::default() || args.volumes.is_any_set())
+        && (args.limits.limits() != SandboxLimits::default()
+            || args.volumes.is_any_set()
+            || args.net.is_any_set())
     {
         let hint = "omit the sandbox or session to use a fresh sandbox";
-        bail!(Advice::new("limits and volumes of an existing sandbox cannot be changed", hint));
+        let what = "limits, volumes and network of an existing sandbox cannot be changed";
+        bail!(Advice::new(what, hint));
     }
     let (path, sandbox, session) = match (target.as_deref(), backend) {
         (Some(session), Backend::Remote { client, .. }) if is_session(session) => {
@@ -78,12 +81,14 @@ async fn exec(ctx: &Invocation, backend: &Backend, args: ExecArgs, sink: OutputS
         }
         (None, _) => ("/v1/exec".to_owned(), None, None),
     };
+    let (network, door) = crate::commands::sandbox::network(&args.net)?;
     let sandbox_order = match target {
         Some(_) => None,
         None => Some(Box::new(CreateSandbox {
             image: Some(images::ensure(backend, &args.image, ctx.print).await?),
             limits: args.limits.limits(),
-            network: args.net.network(),
+            network,
+            door,
             volumes: args.volumes.volumes.clone(),
             state: Some(!args.volumes.no_state),
             ..CreateSandbox::default()

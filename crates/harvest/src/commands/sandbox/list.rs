@@ -43,17 +43,21 @@ fn row(sandbox: &Sandbox) -> [String; 6] {
         SandboxStatus::Running => "running",
         SandboxStatus::Dead => "dead",
     };
-    let network = match sandbox.network {
-        SandboxNetwork::None => "none",
-        SandboxNetwork::Gateway => "gateway",
-        SandboxNetwork::Host => "host",
+    let network = match (sandbox.network, &sandbox.door) {
+        (SandboxNetwork::Gateway, Some(door)) => {
+            let names = door.allow.iter().map(|name| format!(" + {name}"));
+            format!("{}{}", door.policy, names.collect::<String>())
+        }
+        (SandboxNetwork::None, _) => "none".to_owned(),
+        (SandboxNetwork::Gateway, None) => "gateway".to_owned(),
+        (SandboxNetwork::Host, _) => "host".to_owned(),
     };
     [
         sandbox.id.to_string(),
         state.to_owned(),
         sandbox.image.clone().unwrap_or_else(|| "–".to_owned()),
         sandbox.owner.to_string(),
-        network.to_owned(),
+        network,
         age(sandbox.created_at),
     ]
 }

@@ -9,10 +9,10 @@ use std::{pin::pin, time::Duration};
 use anyhow::{Result, anyhow, bail};
 use harvest_engine::{EngineError, Limits, Network, Origin, Owner, Spec};
 use harvest_proto::{
-    AgentName, SandboxId,
+    AgentName, NetworkPolicy, SandboxId,
     api::{
-        CreateSandbox, CreatedSandbox, Sandbox, SandboxLimits, SandboxList, SandboxOwner,
-        SandboxStatus,
+        CreateSandbox, CreatedSandbox, Sandbox, SandboxDoor, SandboxLimits, SandboxList,
+        SandboxNetwork, SandboxOwner, SandboxStatus,
     },
 };
 use harvest_session::{ALL_AGENTS, default_image};
@@ -22,7 +22,7 @@ use super::{cp, exec::variables, shell};
 use crate::{
     Invocation,
     backend::Backend,
-    cli::{CreateArgs, SandboxCommand},
+    cli::{CreateArgs, Net, NetFlags, SandboxCommand},
     confirm, images,
     printer::Advice,
     resolve, server_process,
@@ -66,6 +66,7 @@ async fn create(ctx: &Invocation, backend: &Backend, args: CreateArgs) -> Result
         Some(snapshot) => (None, Some(resolve::snapshot(backend, snapshot).await?)),
         None => (Some(images::ensure(backend, &args.image, ctx.print).await?), None),
     };
+    let (network, door) = network(&args.net)?;
     let request = CreateSandbox {
         image,
         from,
@@ -73,7 +74,8 @@ async fn create(ctx: &Invocation, backend: &Backend, args: CreateArgs) -> Result
             lifetime_secs: args.lifetime.map(|time| time.as_secs().max(1)),
             ..args.limits.limits()
         },
-        network: args.net.network(),
+        network,
+        door,
         volumes: args.volumes.volumes.clone(),
         state: Some(!args.volumes.no_state),
         env: variables(&args.env)?,
@@ -82,6 +84,23 @@ async fn create(ctx: &Invocation, backend: &Backend, args: CreateArgs) -> Result
     ctx.print.result(&json!({ "id": id }), |_| format!("{id}\n"))?;
     ctx.print.hint(format!("`harvest exec {id} -- COMMAND` runs a command in it"));
     Ok(())
+}
+
+/// The network and the door that flags ask for.
+pub(crate) fn network(flags: &NetFlags) -> Result<(SandboxNetwork, Option<SandboxDoor>)> {
+    let policy = match flags.net {
+        Net::None if flags.allow.is_empty() => return Ok((SandboxNetwork::None, None)),
+        Net::None => NetworkPolicy::None,
+        Net::Trusted => NetworkPolicy::Trusted,
+        Net::Full => NetworkPolicy::Full,
+        Net::Host if flags.allow.is_empty() => return Ok((SandboxNetwork::Host, None)),
+        Net::Host => {
+            let hint = "omit `--allow`, or use `--net none` to reach these names only";
+            bail!(Advice::new("the host's network already reaches every name", hint));
+        }
+    };
+    let door = SandboxDoor { policy, allow: flags.allow.clone() };
+    Ok((SandboxNetwork::Gateway, Some(door)))
 }
 
 /// Starts a sandbox and prints its warnings.
@@ -121,6 +140,7 @@ async fn plan(ctx: &Invocation, image: Option<String>) -> Result<()> {
         network: Network::Door,
         owner: Owner::Sessions,
         binds: Vec::new(),
+        door: None,
         settings: Default::default(),
         volumes: Vec::new(),
         env: Default::default(),

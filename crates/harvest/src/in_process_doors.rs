@@ -1,0 +1,94 @@
+//! The gateway of a command without a server: doors of standalone sandboxes, for as long as the
+//! command runs. It has no secrets.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use harvest_gateway::{
+    Gateway, GatewayConfig, HostProxies, PrivateHosts,
+    ledger::{HostSecret, HostSecretUse, Ledger, Refusal, ResolvedPolicy, TrustedName},
+    trusted_names,
+};
+use harvest_proto::{
+    EventBody, Secret, SecretOwner, SessionId, TrafficCount,
+    api::{KeySource, SandboxDoor},
+    event::Usage,
+};
+use harvest_session::{
+    DoorListener, DoorObserver,
+    sandboxes::{DoorGuard, SandboxError, StandaloneDoors, allow_rules},
+};
+
+use crate::{
+    config::{Config, process_env},
+    server_process::told_registries,
+};
+
+pub(crate) struct InProcessDoors {
+    private_hosts: Vec<String>,
+    trusted: Vec<String>,
+}
+
+impl InProcessDoors {
+    pub(crate) fn new(config: &Config) -> Self {
+        Self { private_hosts: config.private_hosts.clone(), trusted: config.trusted.clone() }
+    }
+}
+
+#[async_trait]
+impl StandaloneDoors for InProcessDoors {
+    async fn open(
+        &self,
+        listener: Box<dyn DoorListener>,
+        door: &SandboxDoor,
+        observer: DoorObserver,
+    ) -> Result<DoorGuard, SandboxError> {
+        // Those that sandboxes are told. Asking the host's package clients would take seconds.
+        let trusted = trusted_names(told_registries(), &self.trusted);
+        let policy = ResolvedPolicy {
+            base: door.policy,
+            trusted: trusted.into_iter().map(TrustedName::from).collect(),
+            rules: allow_rules(door)?,
+            owner: String::new(),
+        };
+        let config = GatewayConfig {
+            private_hosts: PrivateHosts::new(self.private_hosts.clone()),
+            proxies: HostProxies::from_variables(process_env),
+            ..GatewayConfig::default()
+        };
+        let gateway = Gateway::new(Arc::new(NoSecrets), config);
+        Ok(Box::new(gateway.open_for_names(listener, policy.fixed(), observer)))
+    }
+}
+
+/// The ledger of doors without a session: they use no secrets and no models.
+struct NoSecrets;
+
+#[async_trait]
+impl Ledger for NoSecrets {
+    async fn secret(&self, _: &[SecretOwner], _: &str) -> Option<Secret<String>> {
+        None
+    }
+
+    async fn secret_source(&self, _: &[SecretOwner], _: &str) -> KeySource {
+        KeySource::Missing
+    }
+
+    async fn host_secrets(&self, _: &[SecretOwner], _: &str) -> Vec<HostSecret> {
+        Vec::new()
+    }
+
+    async fn record_use(&self, _: &SessionId, _: HostSecretUse) -> Result<(), Refusal> {
+        Err(Refusal { reason: "there is no server".to_owned() })
+    }
+
+    async fn reserve(&self, _: &SessionId) -> Result<(), Refusal> {
+        Err(Refusal { reason: "there is no server".to_owned() })
+    }
+
+    async fn settle(&self, _: &SessionId, _: Usage) {}
+
+    async fn log(&self, _: &SessionId, _: EventBody) {}
+
+    async fn count_traffic(&self, _: &SessionId, _: Vec<TrafficCount>) {}
+}
