@@ -19,7 +19,7 @@ use harvest_proto::RepositoryRef;
 
 pub(crate) use image::ImageCommand;
 pub(crate) use inside::{CpArgs, ShellArgs};
-pub(crate) use repo::{RepoCommand, RepoSetting};
+pub(crate) use repo::{RepoCommand, RepoSetting, ScheduleCommand};
 pub(crate) use sandbox::{
     CopySide, CreateArgs, ExecArgs, Net, NetFlags, SandboxCommand, SnapshotCommand, VolumeCommand,
 };
@@ -164,6 +164,9 @@ pub(crate) enum Command {
     /// Register and prebuild repositories
     #[command(subcommand)]
     Repo(RepoCommand),
+    /// Rebuild repositories that have moved, every half hour
+    #[command(subcommand)]
+    Schedule(ScheduleCommand),
     /// Show, move and clear what agents remembered about a repository
     #[command(subcommand)]
     Memory(MemoryCommand),

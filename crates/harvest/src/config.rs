@@ -62,6 +62,8 @@ pub(crate) struct Config {
     /// Model calls are refused once a session, with those that its agent created, has used this
     /// many tokens.
     pub(crate) budget_tokens: Option<u64>,
+    /// Whether repositories that have moved are rebuilt every half hour.
+    pub(crate) schedule: bool,
     /// The services for model calls.
     pub(crate) upstreams: Upstreams,
     /// The agents besides the built-in ones.
@@ -163,6 +165,7 @@ impl Config {
             author_name: file.author_name,
             author_email: file.author_email,
             budget_tokens: file.budget_tokens,
+            schedule: file.schedule.expect(HAS_DEFAULT),
             upstreams,
             agents,
             mcp_servers,

@@ -342,6 +342,7 @@ async fn open_parts(
             trusted: Vec::new(),
             private_hosts: PrivateHosts::new(config.private_hosts.clone()),
             budget_tokens: config.budget_tokens,
+            schedule: config.schedule,
             artifacts: Some(config.home.join("artifacts")),
         },
     };

@@ -41,8 +41,13 @@ pub trait Doors: Send + Sync {
         Ok(())
     }
 
-    /// Whether a remote has a branch; `None` when it did not say.
-    async fn has_branch(&self, _access: &GitAccess, _branch: &BranchName) -> Option<bool> {
+    /// The commit of a remote's branch, or of its default branch; `Some(None)` when it has no such
+    /// branch, and `None` when it did not say.
+    async fn tip(
+        &self,
+        _access: &GitAccess,
+        _branch: Option<&BranchName>,
+    ) -> Option<Option<String>> {
         None
     }
 
@@ -103,8 +108,8 @@ impl Doors for Gateway {
         Self::check_remote(self, access).await
     }
 
-    async fn has_branch(&self, access: &GitAccess, branch: &BranchName) -> Option<bool> {
-        Self::has_branch(self, access, branch).await
+    async fn tip(&self, access: &GitAccess, branch: Option<&BranchName>) -> Option<Option<String>> {
+        Self::tip(self, access, branch.map(|branch| branch.as_str())).await
     }
 
     async fn model_services(&self, owners: &[SecretOwner]) -> Vec<ModelService> {

@@ -51,6 +51,8 @@ pub struct Config {
     pub private_hosts: PrivateHosts,
     /// The token budget of a session, input and output; beyond it model calls are refused.
     pub budget_tokens: Option<u64>,
+    /// Whether repositories are looked at every half hour, and rebuilt when they have moved.
+    pub schedule: bool,
     /// The folder for the contents of artifacts; without it they are refused.
     pub artifacts: Option<PathBuf>,
 }
@@ -101,6 +103,7 @@ impl ServerParts {
         let tasks = Tasks::default();
         let vault = Arc::clone(&dependencies.vault);
         let accounts = Accounts::new(dependencies.store.clone(), vault, tasks.clone());
+        let scheduled = dependencies.config.schedule;
         let shared = shared(dependencies, trusted.boxed().shared(), tasks.clone()).await?;
         let repositories = shared.repositories.clone();
         let sandboxes = shared.sandboxes.service.clone();
@@ -111,6 +114,9 @@ impl ServerParts {
         let adopting = sandboxes.clone();
         // Not before the trusted names are known, which takes a host seconds.
         tasks.spawn(async move { adopting.open_doors().await });
+        if scheduled {
+            repositories.spawn_schedule(&tasks);
+        }
         Ok(Self { accounts, repositories, sandboxes, sessions })
     }
 }
@@ -147,6 +153,7 @@ async fn shared(
         trusted,
         open_policies: OpenPolicies::default(),
         private_hosts: config.private_hosts,
+        schedule: config.schedule,
         clock,
     });
     Ok(Shared {

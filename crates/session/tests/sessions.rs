@@ -25,6 +25,8 @@ mod reads;
 mod removal;
 #[path = "sessions/restarts.rs"]
 mod restarts;
+#[path = "sessions/schedule.rs"]
+mod schedule;
 #[path = "sessions/secrets.rs"]
 mod secrets;
 #[path = "sessions/standalone.rs"]

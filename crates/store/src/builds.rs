@@ -12,24 +12,25 @@ use crate::{
 };
 
 impl Store {
-    /// Records the start of a build. [`StoreError::Exists`] when the repository is being built
+    /// Records the start of a build, of this commit if it is known. [`StoreError::Exists`] when the repository is being built
     /// already.
     pub async fn build_begin(
         &self,
         lease: Lease,
         repository: &RepositoryName,
         snapshot: &SnapshotId,
-        provider: &str,
+        (provider, tip): (&str, Option<String>),
         at: Timestamp,
     ) -> Result<(), StoreError> {
         let query = sqlx::query(
-            "INSERT INTO builds (snapshot, repository, status, provider, started_at)
-             VALUES ($1, $2, 'building', $3, $4)",
+            "INSERT INTO builds (snapshot, repository, status, provider, started_at, commit_id)
+             VALUES ($1, $2, 'building', $3, $4, $5)",
         )
         .bind(snapshot.to_string())
         .bind(repository.to_string())
         .bind(provider.to_owned())
-        .bind(at.as_millis());
+        .bind(at.as_millis())
+        .bind(tip);
         let begun = self.writer.execute(Some(lease), query).await.map(drop);
         begun.map_err(|error| StoreError::or_exists(error, "a build of this repository"))
     }

@@ -34,6 +34,7 @@ mod removals;
 mod repositories;
 mod reserve;
 mod row;
+mod schedule;
 mod schema;
 mod secret_uses;
 mod secrets;

@@ -247,6 +247,16 @@ CREATE INDEX builds_of_repository ON builds (repository, started_at);
 
 CREATE UNIQUE INDEX builds_one_at_a_time ON builds (repository) WHERE status = 'building';
 
+CREATE TABLE schedule_runs (
+    at BIGINT PRIMARY KEY,
+    status TEXT NOT NULL,
+    started_at BIGINT NOT NULL,
+    ended_at BIGINT,
+    attempts BIGINT NOT NULL,
+    rebuilt TEXT NOT NULL,
+    tail TEXT NOT NULL
+);
+
 CREATE TABLE memory_entities (
     repository TEXT NOT NULL REFERENCES repositories (name) ON DELETE CASCADE,
     name TEXT NOT NULL,

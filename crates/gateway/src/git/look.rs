@@ -1,5 +1,5 @@
 //! Asks a repository's remote from the host, with the same credentials and limits as the git door:
-//! whether it is a git repository, and whether it has a branch. Reads no objects.
+//! whether it is a git repository, and at which commit a branch is. Reads no objects.
 
 use std::time::Duration;
 
@@ -48,16 +48,18 @@ impl Gateway {
         Err("a web page answers there, not a git repository".to_owned())
     }
 
-    /// Whether the remote has this branch; `None` when the remote did not say.
-    pub async fn has_branch(&self, access: &GitAccess, branch: &str) -> Option<bool> {
+    /// The commit of the remote's branch, or of its default branch; `Some(None)` when it has no such
+    /// branch, and `None` when it did not say.
+    pub async fn tip(&self, access: &GitAccess, branch: Option<&str>) -> Option<Option<String>> {
+        let reference = branch.map_or("HEAD".to_owned(), |branch| format!("refs/heads/{branch}"));
         let look = async {
             let remote = Remote::resolve(&self.shared, access, &owners(access)).await.ok()?;
             let mut headers = version_2();
             headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(LS_REFS));
-            let body = Some(ls_refs(branch).into());
+            let body = Some(ls_refs(&reference).into());
             let sent = remote.send(&self.shared, GitRequest::Fetch, headers, body).await;
             let answered = http::read_text(sent.ok()?, MAX_REFS_BYTES).await;
-            names_branch(&answered, branch)
+            commit_of(&answered, &reference)
         };
         tokio::time::timeout(LIMIT, look).await.ok().flatten()
     }
@@ -79,24 +81,27 @@ async fn text_of(refused: Response<Body>) -> String {
 }
 
 /// The request `ls-refs` of gitprotocol-v2.
-fn ls_refs(branch: &str) -> String {
+fn ls_refs(reference: &str) -> String {
     let line = |text: String| format!("{:04x}{text}", text.len() + 4);
     let (command, prefix) =
-        (line("command=ls-refs\n".into()), line(format!("ref-prefix refs/heads/{branch}\n")));
+        (line("command=ls-refs\n".into()), line(format!("ref-prefix {reference}\n")));
     format!("{command}0001{prefix}0000")
 }
 
-/// Whether the answer to [`ls_refs`] lists the branch; `None` for an incomplete or other answer.
-fn names_branch(answer: &str, branch: &str) -> Option<bool> {
-    let (mut rest, wanted) = (answer, format!("refs/heads/{branch}"));
-    let mut found = false;
+/// The commit of the reference in the answer to [`ls_refs`]; `None` for an incomplete or other
+/// answer.
+fn commit_of(answer: &str, reference: &str) -> Option<Option<String>> {
+    let (mut rest, mut found) = (answer, None);
     loop {
         let length = usize::from_str_radix(rest.get(..4)?, 16).ok()?;
         if length == 0 {
             return Some(found);
         }
-        let (_id, name) = rest.get(4..length)?.trim_end().split_once(' ')?;
-        found |= name == wanted;
+        let (id, name) = rest.get(4..length)?.trim_end().split_once(' ')?;
+        let is_id = id.len() >= 40 && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+        if name == reference {
+            found = Some(is_id.then(|| id.to_owned())?);
+        }
         rest = rest.get(length..)?;
     }
 }
@@ -109,22 +114,23 @@ mod tests {
     fn branch_is_found_by_its_whole_name() {
         let answer = "0041c0ffeec0ffeec0ffeec0ffeec0ffeec0ffeec0ff refs/heads/main-old\n\
                       003dc0ffeec0ffeec0ffeec0ffeec0ffeec0ffeec0ff refs/heads/main\n0000";
-        assert_eq!(names_branch(answer, "main"), Some(true));
-        assert_eq!(names_branch(answer, "main-old"), Some(true));
-        assert_eq!(names_branch(answer, "mai"), Some(false));
-        assert_eq!(names_branch("0000", "main"), Some(false));
+        let commit = |branch: &str| commit_of(answer, &format!("refs/heads/{branch}"));
+        let c0ffee = Some(Some("c0ffee".repeat(7)[..40].to_owned()));
+        assert_eq!((commit("main"), commit("main-old")), (c0ffee.clone(), c0ffee));
+        assert_eq!(commit("mai"), Some(None));
+        assert_eq!(commit_of("0000", "HEAD"), Some(None));
     }
 
     #[test]
     fn other_answers_say_nothing_about_the_branch() {
         for answer in ["", "<html>", "000", "0040c0ffee", "0009ERR x\n", "ffff", "00é0"] {
-            assert_eq!(names_branch(answer, "main"), None, "{answer}");
+            assert_eq!(commit_of(answer, "refs/heads/main"), None, "{answer}");
         }
     }
 
     #[test]
     fn request_names_one_branch() {
         let wanted = "0014command=ls-refs\n0001001cref-prefix refs/heads/x\n0000";
-        assert_eq!(ls_refs("x"), wanted);
+        assert_eq!(ls_refs("refs/heads/x"), wanted);
     }
 }

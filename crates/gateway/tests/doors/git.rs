@@ -328,8 +328,9 @@ async fn remote_is_checked_from_the_host() {
         branch: None,
     };
     assert_eq!(gateway.check_remote(&access).await, Ok(()));
-    assert_eq!(gateway.has_branch(&access, "main").await, Some(true));
-    assert_eq!(gateway.has_branch(&access, "mai").await, Some(false));
+    let tip = gateway.tip(&access, Some("main")).await.flatten().unwrap();
+    assert_eq!(gateway.tip(&access, None).await, Some(Some(tip)));
+    assert_eq!(gateway.tip(&access, Some("mai")).await, Some(None));
     let wrong = |url: String, secret: Option<&str>| GitAccess {
         url,
         secret: secret.map(str::to_owned),
@@ -345,7 +346,7 @@ async fn remote_is_checked_from_the_host() {
     ] {
         let error = gateway.check_remote(&access).await.unwrap_err();
         assert!(error.contains(why), "{error}");
-        assert_eq!(gateway.has_branch(&access, "main").await, None);
+        assert_eq!(gateway.tip(&access, Some("main")).await, None);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Arguments of `harvest repo`.
+//! Arguments of `harvest repo` and `harvest schedule`.
 
 use clap::{Subcommand, ValueEnum};
 use harvest_proto::{BranchName, RepositoryRef, SnapshotId};
@@ -88,4 +88,18 @@ pub(crate) enum RepoSetting {
     Base,
     Secret,
     Image,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ScheduleCommand {
+    /// Show the job and its last run
+    Ls,
+    /// List its runs
+    Runs,
+    /// Run it now and wait until it is over
+    Run,
+    /// Pause it until it is resumed, across restarts
+    Pause,
+    /// Resume it
+    Resume,
 }

@@ -34,6 +34,7 @@ mod retention_report;
 mod rm;
 mod run;
 mod sandbox;
+mod schedule;
 mod secret;
 mod send;
 mod shell;
@@ -100,6 +101,7 @@ pub(crate) async fn run(ctx: &Invocation, command: Option<Command>) -> Result<u8
         Command::Shell(args) => shell::run(ctx, args).await,
         Command::Pr(verb) => pr::run(ctx, &verb).await,
         Command::Repo(verb) => repo::run(ctx, verb).await,
+        Command::Schedule(verb) => schedule::run(ctx, verb).await,
         Command::Secret(verb) => secret::run(ctx, &verb).await,
         Command::Models => models::run(ctx).await,
         Command::Memory(verb) => memory::run(ctx, verb).await,

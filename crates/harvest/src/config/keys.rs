@@ -116,6 +116,9 @@ table! {
         budget_tokens: u64, "number", "no limit",
             "Model calls are refused once a session, with those that its agent created, has used \
              this many tokens";
+        schedule: bool, "`true` or `false`", "`true`",
+            "Whether the server looks at every repository each half hour and rebuilds those that \
+             have moved";
         store_driver: Driver, "`auto`, `dir` or `btrfs`", "`dir`",
             "The disk driver of a new `home`: plain folders, or btrfs, which snapshots and forks \
              in milliseconds but takes two to five times as long for large and random writes; an \

@@ -14,6 +14,7 @@ mod prompts;
 mod repositories;
 mod retention;
 mod sandboxes;
+mod schedule;
 mod secrets;
 mod sessions;
 mod snapshots;
@@ -53,6 +54,7 @@ pub use sandboxes::{
     RestoredSandbox, Sandbox, SandboxDoor, SandboxLimits, SandboxList, SandboxNetwork,
     SandboxOwner, SandboxSnapshot, SandboxStatus, VolumeMount,
 };
+pub use schedule::{RunStatus, Schedule, ScheduleRun};
 pub use secrets::{SecretUse, SetSecret, StoredSecret};
 pub use sessions::{
     AgentInfo, CreateSession, ForkSession, RestoreSession, Session, SessionRepository,

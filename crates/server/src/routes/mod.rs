@@ -17,6 +17,7 @@ mod repositories;
 mod retention;
 pub(crate) mod route;
 pub(crate) mod sandboxes;
+mod schedule;
 mod secrets;
 pub(crate) mod sessions;
 mod snapshots;
@@ -50,6 +51,7 @@ pub(crate) fn routes() -> Routes<ServerState> {
         pty::routes(),
         pull_requests::routes(),
         repositories::routes(),
+        schedule::routes(),
         memory::routes(),
         network::routes(),
         models::routes(),

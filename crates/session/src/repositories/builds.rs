@@ -47,11 +47,24 @@ impl Repositories {
         name: &RepositoryName,
         user: &str,
     ) -> Result<BoxStream<'static, BuildLine>, SessionError> {
+        self.build_at(name, user, None).await
+    }
+
+    /// As [`Repositories::build`], of the base's commit if that is known.
+    pub(super) async fn build_at(
+        &self,
+        name: &RepositoryName,
+        user: &str,
+        tip: Option<String>,
+    ) -> Result<BoxStream<'static, BuildLine>, SessionError> {
         let repository = self.get(name).await?;
         let (snapshot, sandbox) = (SnapshotId::random(), SandboxId::random());
         let SandboxContext { lease, provider, .. } = &*self.shared.sandboxes;
-        let begun =
-            self.shared.store.build_begin(*lease, name, &snapshot, provider.name(), now()).await;
+        let begun = self
+            .shared
+            .store
+            .build_begin(*lease, name, &snapshot, (provider.name(), tip), now())
+            .await;
         begun.map_err(|error| match error {
             StoreError::Exists { .. } => SessionError::conflict(
                 "building",

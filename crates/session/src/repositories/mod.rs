@@ -8,6 +8,7 @@ mod evidence;
 mod memory;
 mod network;
 mod origin;
+mod schedule;
 
 use std::sync::Arc;
 
@@ -49,6 +50,8 @@ pub(crate) struct RepositoryContext {
     pub(crate) open_policies: OpenPolicies,
     /// Hosts with private addresses that repositories may be at.
     pub(crate) private_hosts: PrivateHosts,
+    /// Whether the schedule runs.
+    pub(crate) schedule: bool,
     /// For the duration of builds.
     pub(crate) clock: MonotonicClock,
 }
@@ -145,7 +148,7 @@ impl Repositories {
         branch: &BranchName,
     ) -> Result<(), SessionError> {
         let access = self.git_access(repository, None);
-        if self.shared.sandboxes.doors.has_branch(&access, branch).await != Some(false) {
+        if self.shared.sandboxes.doors.tip(&access, Some(branch)).await != Some(None) {
             return Ok(());
         }
         let (name, url) = (&repository.name, &access.url);

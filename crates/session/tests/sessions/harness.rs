@@ -18,6 +18,8 @@ pub(crate) struct RecordingDoors(
     pub(crate) Mutex<Vec<DoorPolicy>>,
     /// The tools of each session.
     pub(crate) Mutex<HashMap<SessionId, Arc<dyn Tools>>>,
+    /// The commit of every branch.
+    pub(crate) Mutex<String>,
 );
 
 #[async_trait]
@@ -44,8 +46,12 @@ impl Doors for RecordingDoors {
         if access.url.contains("nowhere") { Err("no such remote".to_owned()) } else { Ok(()) }
     }
 
-    async fn has_branch(&self, _: &GitAccess, branch: &BranchName) -> Option<bool> {
-        Some(branch.as_str() != "nobranch")
+    async fn tip(&self, _: &GitAccess, branch: Option<&BranchName>) -> Option<Option<String>> {
+        let exists = branch.is_none_or(|branch| branch.as_str() != "nobranch");
+        let commit = self.2.lock().unwrap().clone();
+        // Without one the remote does not answer to the schedule.
+        let answers = branch.is_some() || !commit.is_empty();
+        answers.then(|| exists.then_some(commit))
     }
 }
 

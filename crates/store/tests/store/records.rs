@@ -186,8 +186,8 @@ async fn one_build_per_repository_at_a_time(test: TestStore) {
     store.repository_insert(&repository("o/r")).await.unwrap();
     let (one, two) = (SnapshotId::random(), SnapshotId::random());
     let name = &"o/r".parse().unwrap();
-    store.build_begin(lease, name, &one, "local", NOW).await.unwrap();
-    let second = store.build_begin(lease, name, &two, "local", NOW).await;
+    store.build_begin(lease, name, &one, ("local", None), NOW).await.unwrap();
+    let second = store.build_begin(lease, name, &two, ("local", None), NOW).await;
     assert!(matches!(second, Err(StoreError::Exists { .. })));
     let build = Build {
         snapshot_id: one.clone(),
@@ -203,7 +203,7 @@ async fn one_build_per_repository_at_a_time(test: TestStore) {
         store.build_publish(lease, &build, "").await,
         Err(StoreError::NotFound { .. })
     ));
-    store.build_begin(lease, name, &two, "local", NOW).await.unwrap();
+    store.build_begin(lease, name, &two, ("local", None), NOW).await.unwrap();
     assert_eq!(store.build_unfinished().await.unwrap(), std::slice::from_ref(&two));
     store.build_fail(lease, &two, ("no", "npm ci"), NOW).await.unwrap();
     let log = store.build_log(name, &two).await.unwrap();
@@ -231,7 +231,10 @@ async fn sessions_list_repositories_with_newest_builds(test: TestStore) {
     let mut newest = None;
     for (name, commit, at) in [("o/s", "old", 1), ("o/s", "new", 2), ("o/other", "x", 3)] {
         let (snapshot, built_at) = (SnapshotId::random(), Timestamp::from_millis(at));
-        store.build_begin(lease, &name.parse().unwrap(), &snapshot, "local", NOW).await.unwrap();
+        store
+            .build_begin(lease, &name.parse().unwrap(), &snapshot, ("local", None), NOW)
+            .await
+            .unwrap();
         let build = Build {
             snapshot_id: snapshot,
             provider: "local".into(),

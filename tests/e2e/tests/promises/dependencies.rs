@@ -184,3 +184,34 @@ async fn repository_settings_can_be_changed() {
     assert_eq!(host.harvest(["repo", "set", "shop", "--unset", "image"]).code, 0);
     assert!(host.harvest(["repo", "show", "shop"]).stdout.contains("image         default"));
 }
+
+#[tokio::test]
+async fn schedule_rebuilds_only_what_has_moved() {
+    let host = Host::start().await;
+    add(&host, "shop", &[("file", "1")]);
+    add(&host, "other", &[("file", "1")]);
+    let run = |expected: &[&str]| {
+        let ran = host.harvest(["schedule", "run"]);
+        assert_eq!(ran.code, 0, "{ran:?}");
+        let built: Vec<_> =
+            ran.stderr.lines().filter_map(|line| line.strip_prefix("Built ")).collect();
+        assert_eq!(built, expected, "{ran:?}");
+    };
+    run(&["local/other", "local/shop"]);
+    run(&[]);
+    let folder = host.home().join("sources/shop");
+    commit(&folder, &[("file", "2")]);
+    assert_eq!(host.harvest(["repo", "add", folder.to_str().unwrap()]).code, 0);
+    run(&["local/shop"]);
+    let shown = host.harvest(["repo", "builds", "shop", "--json"]).stdout;
+    let builds: serde_json::Value = serde_json::from_str(&shown).unwrap();
+    assert_eq!(builds.as_array().unwrap().len(), 2, "{builds}");
+    let runs = host.harvest(["schedule", "runs", "--json"]).stdout;
+    let runs: serde_json::Value = serde_json::from_str(&runs).unwrap();
+    assert_eq!(runs.as_array().unwrap().len(), 3, "{runs}");
+    assert_eq!((&runs[0]["status"], &runs[0]["image_rebuilt"]), (&json!("success"), &json!(true)));
+    assert_eq!(runs[1]["image_rebuilt"], json!(false));
+    let paused = host.harvest(["schedule", "pause", "--json"]).stdout;
+    assert!(paused.contains("\"paused\": true"), "{paused}");
+    assert_eq!(host.harvest(["schedule", "resume"]).code, 0);
+}

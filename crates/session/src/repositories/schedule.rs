@@ -1,0 +1,280 @@
+//! The schedule: every half hour it looks at the base of each repository and builds what has moved.
+//! Looking asks the remote for one reference and starts no sandbox. A run that the server missed is
+//! run once, later. Paused by an admin, it stays so across restarts.
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::stream::{self, StreamExt};
+use harvest_proto::{
+    RepositoryName, Timestamp,
+    api::{BuildLine, BuildStatus, BuildSummary, Repository, RunStatus, Schedule, ScheduleRun},
+};
+use tokio::sync::Notify;
+
+use super::Repositories;
+use crate::{error::SessionError, error_chain::error_chain, jobs::Job, tasks::Tasks, wall_clock};
+
+/// The user that scheduled builds count as when users take turns.
+const USER: &str = "schedule";
+const CRON: &str = "*/30 * * * *";
+const PERIOD: Duration = Duration::from_secs(30 * 60);
+/// How often the job looks whether a run is due. The clock of the machine may be changed.
+const POLL_INTERVAL: Duration = Duration::from_secs(20);
+/// A run is over after this time; builds that it started go on.
+const RUN_LIMIT: Duration = Duration::from_secs(600);
+/// Repositories that are looked at or built at the same time; builds also need slots.
+const PARALLEL: usize = 4;
+/// Builds of the same commit before it is left alone.
+const MAX_ATTEMPTS: usize = 3;
+const PAUSED: &str = "schedule_paused";
+
+/// The newest time at or before `now` at which a run is for.
+fn tick(now: Timestamp) -> Timestamp {
+    let period = i64::try_from(PERIOD.as_millis()).unwrap_or(i64::MAX);
+    Timestamp::from_millis(now.as_millis().div_euclid(period) * period)
+}
+
+/// The run that is due at `now`, when the last one was for `last`.
+fn due(last: Timestamp, now: Timestamp) -> Option<Timestamp> {
+    Some(tick(now)).filter(|tick| *tick > last)
+}
+
+/// Whether a repository with these builds, newest first, is to be built at this commit.
+fn needs_build(builds: &[BuildSummary], tip: &str) -> bool {
+    let mut failed = 0;
+    for build in builds {
+        let same = build.commit.as_deref() == Some(tip);
+        match build.status {
+            BuildStatus::Building => return false,
+            BuildStatus::Ready => return !same && failed < MAX_ATTEMPTS,
+            BuildStatus::Failed => failed += usize::from(same),
+        }
+    }
+    failed < MAX_ATTEMPTS
+}
+
+/// What a run did with a repository.
+enum Outcome {
+    Unchanged,
+    Built(RepositoryName),
+    Failed { name: RepositoryName, why: String, built: bool },
+}
+
+impl Repositories {
+    /// Starts the job that runs the schedule.
+    pub(crate) fn spawn_schedule(&self, tasks: &Tasks) {
+        let job =
+            Job { name: "schedule", period: Some(POLL_INTERVAL), wake: Arc::new(Notify::new()) };
+        let (repositories, started) = (self.clone(), wall_clock::now());
+        job.spawn(tasks, move || {
+            let repositories = repositories.clone();
+            async move {
+                repositories.run_due(started, wall_clock::now()).await?;
+                Ok(())
+            }
+        });
+    }
+
+    /// Runs the schedule if a run is due. A server that never ran one starts with the next.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn run_due(
+        &self,
+        started: Timestamp,
+        now: Timestamp,
+    ) -> Result<Option<ScheduleRun>, SessionError> {
+        if self.is_paused().await? {
+            return Ok(None);
+        }
+        let last = self.shared.store.schedule_last().await?;
+        let last = last.map_or_else(|| tick(started), |run| run.timestamp);
+        match due(last, now) {
+            Some(tick) => self.run(tick, now).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// The schedule and its newest run.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn schedule(&self) -> Result<Schedule, SessionError> {
+        let paused = self.is_paused().await?;
+        let disabled = !self.shared.schedule;
+        let period = i64::try_from(PERIOD.as_millis()).unwrap_or(i64::MAX);
+        let next = Timestamp::from_millis(tick(wall_clock::now()).as_millis() + period);
+        Ok(Schedule {
+            cron: CRON.to_owned(),
+            paused,
+            disabled,
+            next: Some(next).filter(|_| !paused && !disabled),
+            last: self.shared.store.schedule_last().await?,
+        })
+    }
+
+    /// The runs that are kept, newest first.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn schedule_runs(&self) -> Result<Vec<ScheduleRun>, SessionError> {
+        Ok(self.shared.store.schedule_list().await?)
+    }
+
+    /// Runs the schedule now, also while it is paused.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn schedule_run(&self) -> Result<ScheduleRun, SessionError> {
+        let now = wall_clock::now();
+        self.run(now, now).await
+    }
+
+    /// Pauses the schedule, or resumes it.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn schedule_pause(&self, paused: bool) -> Result<Schedule, SessionError> {
+        self.shared.store.meta_set(PAUSED, if paused { "true" } else { "false" }).await?;
+        self.schedule().await
+    }
+
+    async fn is_paused(&self) -> Result<bool, SessionError> {
+        Ok(self.shared.store.meta_get(PAUSED).await?.as_deref() == Some("true"))
+    }
+
+    async fn run(&self, tick: Timestamp, now: Timestamp) -> Result<ScheduleRun, SessionError> {
+        let (store, lease) = (&self.shared.store, self.shared.sandboxes.lease);
+        let mut run = ScheduleRun {
+            status: RunStatus::Running,
+            timestamp: tick,
+            started: now,
+            ended: None,
+            attempts: 0,
+            image_rebuilt: false,
+            rebuilt: Vec::new(),
+            tail: String::new(),
+        };
+        store.schedule_begin(lease, &run).await?;
+        let clock = self.shared.clock.now();
+        let mut lines = Vec::new();
+        let repositories = self.list().await?;
+        let mut outcomes =
+            stream::iter(repositories).map(|one| self.refresh(one)).buffer_unordered(PARALLEL);
+        let deadline = tokio::time::sleep(RUN_LIMIT);
+        tokio::pin!(deadline);
+        loop {
+            let outcome = tokio::select! {
+                outcome = outcomes.next() => outcome,
+                () = &mut deadline => {
+                    lines.push(format!("not over after {} s", RUN_LIMIT.as_secs()));
+                    None
+                }
+            };
+            match outcome {
+                None => break,
+                Some(Outcome::Unchanged) => {}
+                Some(Outcome::Built(name)) => {
+                    run.attempts += 1;
+                    run.rebuilt.push(name);
+                }
+                Some(Outcome::Failed { name, why, built }) => {
+                    run.attempts += u64::from(built);
+                    lines.push(format!("{name}: {}", why.lines().next().unwrap_or_default()));
+                }
+            }
+        }
+        run.rebuilt.sort();
+        run.image_rebuilt = !run.rebuilt.is_empty();
+        run.status = if lines.is_empty() { RunStatus::Success } else { RunStatus::Failed };
+        run.tail = lines.join("\n");
+        run.ended = Some(now.after(self.shared.clock.now().since(clock)));
+        store.schedule_end(lease, &run).await?;
+        Ok(run)
+    }
+
+    /// Looks at a repository, and builds it if it has moved.
+    async fn refresh(&self, repository: Repository) -> Outcome {
+        let name = repository.name.clone();
+        let failed = |why: String, built| Outcome::Failed { name: name.clone(), why, built };
+        let access = self.git_access(&repository, None);
+        let tip = self.shared.sandboxes.doors.tip(&access, repository.base.as_ref()).await;
+        let Some(tip) = tip else { return failed("cannot reach its remote".to_owned(), false) };
+        let Some(tip) = tip else { return failed("its base does not exist".to_owned(), false) };
+        match self.shared.store.build_list(&name).await {
+            Ok(builds) if !needs_build(&builds, &tip) => return Outcome::Unchanged,
+            Ok(_) => {}
+            Err(error) => return failed(error_chain(&error), false),
+        }
+        let mut lines = match self.build_at(&name, USER, Some(tip)).await {
+            Ok(lines) => lines,
+            Err(error) => return failed(error_chain(&error), false),
+        };
+        while let Some(line) = lines.next().await {
+            match line {
+                BuildLine::Built { .. } => return Outcome::Built(name),
+                BuildLine::Failed { message, .. } => return failed(message, true),
+                _ => {}
+            }
+        }
+        failed("the build ended without a result".to_owned(), true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use harvest_proto::SnapshotId;
+
+    use super::*;
+
+    fn minutes(minutes: i64) -> Timestamp {
+        Timestamp::from_millis(minutes * 60_000)
+    }
+
+    #[test]
+    fn missed_runs_are_caught_up_once() {
+        assert_eq!(due(minutes(30), minutes(59)), None);
+        assert_eq!(due(minutes(30), minutes(60)), Some(minutes(60)));
+        assert_eq!(due(minutes(30), minutes(1000)), Some(minutes(990)));
+        assert_eq!(due(minutes(990), minutes(1000)), None);
+        assert_eq!(due(minutes(1000), minutes(30)), None, "the clock was set back");
+    }
+
+    #[test]
+    fn a_day_has_48_runs() {
+        let (mut last, mut runs) = (tick(minutes(7)), 0);
+        for now in 7..(7 + 24 * 60) {
+            if let Some(tick) = due(last, minutes(now)) {
+                (last, runs) = (tick, runs + 1);
+            }
+        }
+        assert_eq!(runs, 48);
+    }
+
+    #[test]
+    fn only_moved_repositories_are_built() {
+        let build = |status, commit: &str| BuildSummary {
+            snapshot_id: SnapshotId::random(),
+            status,
+            commit: Some(commit.to_owned()),
+            package_manager: None,
+            error: None,
+            millis: None,
+            started_at: minutes(0),
+            ended_at: None,
+        };
+        let (ready, failed) = (BuildStatus::Ready, BuildStatus::Failed);
+        assert!(needs_build(&[], "b"));
+        assert!(needs_build(&[build(ready, "a")], "b"));
+        assert!(!needs_build(&[build(ready, "b"), build(ready, "a")], "b"));
+        assert!(!needs_build(&[build(BuildStatus::Building, "a")], "b"));
+        let failures = |count| {
+            let mut builds = vec![build(failed, "b"); count];
+            builds.push(build(ready, "a"));
+            builds
+        };
+        assert!(needs_build(&failures(2), "b"));
+        assert!(!needs_build(&failures(3), "b"), "three attempts are enough");
+        assert!(needs_build(&failures(3), "c"), "a newer commit may build");
+    }
+}

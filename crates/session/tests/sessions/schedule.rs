@@ -1,0 +1,85 @@
+//! The schedule, with fake sandboxes and remotes.
+
+use super::*;
+
+use harvest_proto::api::RunStatus;
+use harvest_session::Repositories;
+
+fn minutes(minutes: i64) -> Timestamp {
+    Timestamp::from_millis(minutes * 60_000)
+}
+
+fn set_tip(harness: &Harness, commit: &str) {
+    *harness.doors.2.lock().unwrap() = commit.to_owned();
+}
+
+async fn built(repositories: &Repositories) -> usize {
+    repositories.builds(&demo()).await.unwrap().len()
+}
+
+#[tokio::test]
+async fn moved_repository_is_rebuilt_once() {
+    let harness = Harness::new().await;
+    let parts = harness.serve_parts(harness.lease().await).await;
+    let repositories = &parts.repositories;
+    // The commit that fake sandboxes report.
+    set_tip(&harness, "c0ffee");
+    let first = repositories.schedule_run().await.unwrap();
+    assert_eq!((first.tail.as_str(), first.rebuilt), ("", vec![demo()]));
+    let commit = repositories.get(&demo()).await.unwrap().build.unwrap().commit;
+    set_tip(&harness, &commit);
+    let second = repositories.schedule_run().await.unwrap();
+    assert_eq!((second.attempts, second.image_rebuilt), (0, false));
+    set_tip(&harness, "newer");
+    assert_eq!(repositories.schedule_run().await.unwrap().attempts, 1);
+    let runs = repositories.schedule_runs().await.unwrap();
+    assert_eq!(runs.len(), 3);
+    assert!(runs.iter().all(|run| run.status == RunStatus::Success && run.ended.is_some()));
+}
+
+#[tokio::test]
+async fn simulated_day_has_48_successful_runs() {
+    let harness = Harness::new().await;
+    let parts = harness.serve_parts(harness.lease().await).await;
+    let repositories = &parts.repositories;
+    set_tip(&harness, "c0ffee");
+    let started = minutes(7);
+    for now in (7..7 + 24 * 60).step_by(5) {
+        repositories.run_due(started, minutes(now)).await.unwrap();
+    }
+    let runs = repositories.schedule_runs().await.unwrap();
+    assert_eq!(runs.len(), 48);
+    assert!(runs.iter().all(|run| run.status == RunStatus::Success), "{runs:?}");
+    let commit = repositories.get(&demo()).await.unwrap().build.unwrap().commit;
+    set_tip(&harness, &commit);
+    let before = built(repositories).await;
+    repositories.run_due(started, minutes(5000)).await.unwrap();
+    repositories.run_due(started, minutes(5001)).await.unwrap();
+    assert_eq!(repositories.schedule_runs().await.unwrap().len(), 49, "missed runs are one run");
+    assert_eq!(built(repositories).await, before);
+}
+
+#[tokio::test]
+async fn pause_survives_a_restart() {
+    let harness = Harness::new().await;
+    let parts = harness.serve_parts(harness.lease().await).await;
+    let repositories = &parts.repositories;
+    assert!(repositories.schedule_pause(true).await.unwrap().paused);
+    let parts = harness.serve_parts(harness.lease().await).await;
+    let repositories = &parts.repositories;
+    assert_eq!(repositories.run_due(minutes(0), minutes(100)).await.unwrap(), None);
+    assert!(!repositories.schedule_pause(false).await.unwrap().paused);
+    assert!(repositories.run_due(minutes(0), minutes(100)).await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn unreachable_remote_fails_only_its_run() {
+    let harness = Harness::new().await;
+    let parts = harness.serve_parts(harness.lease().await).await;
+    let repositories = &parts.repositories;
+    set_tip(&harness, "");
+    let run = repositories.schedule_run().await.unwrap();
+    assert_eq!(run.status, RunStatus::Failed);
+    assert!(run.tail.contains("local/demo"), "{}", run.tail);
+    assert_eq!((run.attempts, built(repositories).await), (0, 0));
+}
