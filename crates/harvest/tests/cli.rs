@@ -81,7 +81,7 @@ fn invalid_exec_arguments_are_wrong_usage() {
         (&["exec", "--code", "1"], "--lang"),
         (&["exec", "--memory", "lots", "--", "true"], "write it as `512m`"),
         (&["exec", "--volume", "x", "--", "true"], "NAME:/path"),
-        (&["exec", "--net", "all", "--", "true"], "possible values: none, host"),
+        (&["exec", "--net", "all", "--", "true"], "possible values: none, trusted, full, host"),
         (&["sandbox", "rm"], "<SANDBOX>"),
         (&["sandbox", "fork", "-n", "0", "x"], "1..=100"),
         (&["volume", "create", "../x"], "invalid volume name"),
