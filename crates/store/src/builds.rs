@@ -12,8 +12,8 @@ use crate::{
 };
 
 impl Store {
-    /// Records the start of a build, of this commit if it is known. [`StoreError::Exists`] when the repository is being built
-    /// already.
+    /// Records the start of a build, of this commit if it is known. [`StoreError::Exists`] when the
+    /// repository is being built already.
     pub async fn build_begin(
         &self,
         lease: Lease,

@@ -48,8 +48,8 @@ impl Gateway {
         Err("a web page answers there, not a git repository".to_owned())
     }
 
-    /// The commit of the remote's branch, or of its default branch; `Some(None)` when it has no such
-    /// branch, and `None` when it did not say.
+    /// The commit of the remote's branch, or of its default branch; `Some(None)` when it has no
+    /// such branch, and `None` when it did not say.
     pub async fn tip(&self, access: &GitAccess, branch: Option<&str>) -> Option<Option<String>> {
         let reference = branch.map_or("HEAD".to_owned(), |branch| format!("refs/heads/{branch}"));
         let look = async {
