@@ -44,7 +44,7 @@ pub use mcp::{McpServer, McpServerKind, McpServers};
 pub use model::{Upstream, UpstreamError, Upstreams};
 pub use policy::normalize_entry;
 pub use private_hosts::PrivateHosts;
-pub use registries::{host_registries, registries_in, trusted_names};
+pub use registries::{file_registries, host_registries, registries_in, trusted_names};
 use rustls::pki_types::CertificateDer;
 
 /// Settings of all doors.

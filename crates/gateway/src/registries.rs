@@ -102,17 +102,26 @@ pub fn trusted_names(host: Vec<AllowedName>, configured: &[String]) -> Vec<Allow
     all
 }
 
+/// The registries in configuration files that are read without running a tool.
+#[must_use]
+pub fn file_registries() -> Vec<AllowedName> {
+    [("apt", apt()), ("cargo", cargo())]
+        .iter()
+        .flat_map(|(tool, text)| registries_in(tool, text))
+        .collect()
+}
+
 /// The registries that this machine's package clients are configured to use. Blocks while the
 /// tools run.
 #[must_use]
 pub fn host_registries() -> Vec<AllowedName> {
-    let tools: [(_, fn() -> _); 5] =
-        [("apt", apt), ("npm", npm), ("pip", pip), ("cargo", cargo), ("go", go)];
+    let tools: [(_, fn() -> _); 3] = [("npm", npm), ("pip", pip), ("go", go)];
     let outputs = thread::scope(|scope| {
         let running = tools.map(|(tool, read)| (tool, scope.spawn(read)));
         running.map(|(tool, thread)| (tool, thread.join().unwrap_or_default()))
     });
-    outputs.into_iter().flat_map(|(tool, text)| registries_in(tool, &text)).collect()
+    let of_tools = outputs.into_iter().flat_map(|(tool, text)| registries_in(tool, &text));
+    file_registries().into_iter().chain(of_tools).collect()
 }
 
 /// The registries in a text of the host's configuration of a package client.

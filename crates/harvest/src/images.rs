@@ -27,18 +27,23 @@ const CHUNK_BYTES: usize = 256 * 1024;
 pub(crate) async fn build(
     backend: &Backend,
     named: &str,
-    force: bool,
+    (force, host_network): (bool, bool),
     print: Printer,
 ) -> Result<Image> {
-    follow(start_build(backend, named, force).await?, print).await
+    follow(start_build(backend, named, force, host_network).await?, print).await
 }
 
-async fn start_build(backend: &Backend, named: &str, force: bool) -> Result<Lines> {
+async fn start_build(
+    backend: &Backend,
+    named: &str,
+    force: bool,
+    host_network: bool,
+) -> Result<Lines> {
     let from = match named.ends_with(".toml") {
         true => recipe_file(backend, Path::new(named))?,
         false => ImageSource::Recipe(named.to_owned()),
     };
-    make(backend, &CreateImage { from, name: None, force, max_bytes: None }).await
+    make(backend, &CreateImage { from, name: None, force, host_network, max_bytes: None }).await
 }
 
 /// A recipe file by its path, or by its contents if the backend has another file system.
@@ -63,7 +68,7 @@ fn absolute_path(path: &Path) -> Result<String> {
 pub(crate) async fn ensure(backend: &Backend, named: &str, print: Printer) -> Result<String> {
     let began = Instant::now();
     let lines = match named.ends_with(".toml") {
-        true => start_build(backend, named, false).await?,
+        true => start_build(backend, named, false, false).await?,
         false => {
             let missing =
                 match backend.get::<Image>(&format!("/v1/images/{}", path_segment(named)?)).await {
@@ -71,7 +76,7 @@ pub(crate) async fn ensure(backend: &Backend, named: &str, print: Printer) -> Re
                     Err(error) if has_code(&error, "image_missing") => error,
                     Err(error) => return Err(error),
                 };
-            let lines = match start_build(backend, named, false).await {
+            let lines = match start_build(backend, named, false, false).await {
                 Err(error) if has_code(&error, "recipe_missing") => return Err(missing),
                 begun => begun?,
             };
@@ -107,7 +112,8 @@ pub(crate) async fn pull(
     print: Printer,
 ) -> Result<Image> {
     let from = ImageSource::Pull(reference);
-    let order = CreateImage { from, name, force: false, max_bytes: Some(max_bytes) };
+    let order =
+        CreateImage { from, name, force: false, host_network: false, max_bytes: Some(max_bytes) };
     follow(make(backend, &order).await?, print).await
 }
 
@@ -135,8 +141,13 @@ pub(crate) async fn import(
             ));
         }
         let from = ImageSource::Folder(absolute_path(from)?);
-        let order =
-            CreateImage { from, name: Some(name), force: false, max_bytes: Some(max_bytes) };
+        let order = CreateImage {
+            from,
+            name: Some(name),
+            force: false,
+            host_network: false,
+            max_bytes: Some(max_bytes),
+        };
         return follow(make(backend, &order).await?, print).await;
     }
     let shown = from.display().to_string();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use harvest_gateway::{
-    Gateway, GatewayConfig, HostProxies, PrivateHosts,
+    Gateway, GatewayConfig, HostProxies, PrivateHosts, file_registries,
     ledger::{HostSecret, HostSecretUse, Ledger, Refusal, ResolvedPolicy, TrustedName},
     trusted_names,
 };
@@ -43,8 +43,9 @@ impl StandaloneDoors for InProcessDoors {
         door: &SandboxDoor,
         observer: DoorObserver,
     ) -> Result<DoorGuard, SandboxError> {
-        // Those that sandboxes are told. Asking the host's package clients would take seconds.
-        let trusted = trusted_names(told_registries(), &self.trusted);
+        // Asking the host's package clients would take seconds.
+        let of_host = file_registries().into_iter().chain(told_registries()).collect();
+        let trusted = trusted_names(of_host, &self.trusted);
         let policy = ResolvedPolicy {
             base: door.policy,
             trusted: trusted.into_iter().map(TrustedName::from).collect(),

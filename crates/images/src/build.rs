@@ -9,15 +9,17 @@ mod secrets;
 mod step;
 
 use std::{
+    any::Any,
     collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
     time::Instant,
 };
 
 use harvest_engine::{
     Engine, EngineError, Image, ImageConfig, LayerCache, LayerId, Limits, Network, Origin, Owner,
-    PulledImage, Spec, random_name, supervisor_client::SupervisorClient,
+    PulledImage, Running, Spec, random_name, supervisor_client::SupervisorClient,
 };
 use harvest_proto::{SandboxId, api::ImageLine, bridge::Exit, launch::NetworkSettings};
 
@@ -37,10 +39,29 @@ use step::{LineSplitter, describe_base, describe_step, remove_mount_points, step
 const MAX_PARENTS: usize = 8;
 
 /// Options of [`build`].
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct BuildOptions {
+#[derive(Clone, Copy, Default)]
+pub struct BuildOptions<'a> {
     /// Run every step again, even those whose layer is in the cache.
     pub force: bool,
+    /// Every step uses the host's network, whatever the recipe says.
+    pub host_network: bool,
+    /// The doors of steps, which have no network without them.
+    pub doors: Option<&'a dyn StepDoors>,
+}
+
+/// Opens the doors of steps.
+pub trait StepDoors {
+    /// Serves a door at this socket until the guard is dropped: package registries and these names.
+    /// Calls `refused` with a sentence for each other one.
+    ///
+    /// # Errors
+    /// When the socket cannot be created or a name is invalid.
+    fn open(
+        &self,
+        socket: &Path,
+        allow: &[String],
+        refused: Box<dyn Fn(String) + Send + Sync>,
+    ) -> Result<Box<dyn Any>, String>;
 }
 
 /// Builds the image a recipe describes. An image it starts from is built first when its recipe is
@@ -52,7 +73,7 @@ pub struct BuildOptions {
 pub fn build(
     engine: &Engine,
     recipe: &Recipe,
-    options: BuildOptions,
+    options: BuildOptions<'_>,
     progress: &mut dyn FnMut(ImageLine),
 ) -> Result<Image, ImageError> {
     let cache = engine.layer_cache()?;
@@ -61,9 +82,22 @@ pub fn build(
 
 struct Build<'a> {
     cache: &'a LayerCache<'a>,
-    options: BuildOptions,
+    options: BuildOptions<'a>,
     progress: &'a mut dyn FnMut(ImageLine),
 }
+
+/// What the steps of a recipe reach.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+enum StepNetwork {
+    #[default]
+    Nothing,
+    Host,
+    /// Package registries and these names.
+    Door(Vec<String>),
+}
+
+/// Sentences about refused connections of a step.
+type Refusals = Arc<Mutex<Vec<String>>>;
 
 /// The image as far as it has been built.
 #[derive(Default)]
@@ -75,6 +109,7 @@ struct BuildState {
     forced: BTreeMap<String, LayerId>,
     /// The Debian suite at the bottom, if there is one.
     suite: Option<String>,
+    network: StepNetwork,
 }
 
 impl Build<'_> {
@@ -93,7 +128,13 @@ impl Build<'_> {
             self.report_all_cached(recipe, total);
             return Ok(image);
         }
-        let mut state = BuildState { suite: debian_suite(recipe), ..BuildState::default() };
+        let network = match (recipe.host_network || self.options.host_network, self.options.doors) {
+            (true, _) => StepNetwork::Host,
+            (false, Some(_)) => StepNetwork::Door(recipe.allow.clone()),
+            (false, None) => StepNetwork::Nothing,
+        };
+        let mut state =
+            BuildState { suite: debian_suite(recipe), network, ..BuildState::default() };
         match (parent, pulled) {
             (Some(parent), _) => {
                 (state.layers, state.config) = (parent.layers, parent.config);
@@ -308,7 +349,9 @@ impl Build<'_> {
         target: &Path,
         state: &BuildState,
     ) -> Result<(), ImageError> {
-        let host = HostConfig::write(self.cache.create_folder()?, state.suite.as_deref())?;
+        let on_host = state.network == StepNetwork::Host;
+        let folder = self.cache.create_folder()?;
+        let host = HostConfig::write(folder, state.suite.as_deref(), on_host)?;
         let sources = Path::new(bootstrap::SOURCES);
         let has_sources = copy::open_file(&self.layer_paths(state)?, sources).is_some();
         let spec = Spec {
@@ -316,7 +359,11 @@ impl Build<'_> {
             from: Origin::Layers { layers: state.layers.clone(), config: state.config.clone() },
             // A recipe is trusted with the host's disk space.
             limits: Limits { writable_bytes: None, ..Limits::default() },
-            network: Network::Host,
+            network: match state.network {
+                StepNetwork::Nothing => Network::Nothing,
+                StepNetwork::Host => Network::Host,
+                StepNetwork::Door(_) => Network::Door,
+            },
             owner: Owner::Process(std::process::id()),
             binds: host.binds(has_sources),
             volumes: Vec::new(),
@@ -326,7 +373,9 @@ impl Build<'_> {
             made_by: None,
         };
         let running = self.cache.engine().start(&spec)?;
-        let made = self.command(&running.bridge, step, &state.config, &host).and_then(|()| {
+        let (refusals, _door) = self.open_door(&running, &state.network)?;
+        let made = self.command(&running.bridge, step, &state.config, &host, &refusals);
+        let made = made.and_then(|()| {
             self.cache.take_changes(&spec.id, target)?;
             remove_mount_points(target)
         });
@@ -340,6 +389,7 @@ impl Build<'_> {
         step: &RecipeStep,
         config: &ImageConfig,
         host: &HostConfig,
+        refusals: &Mutex<Vec<String>>,
     ) -> Result<(), ImageError> {
         let what = describe_step(step);
         let broken = |source| ImageError::Bridge { doing: format!("run `{what}`"), source };
@@ -365,11 +415,39 @@ impl Build<'_> {
             Exit::Killed => "it was killed".to_owned(),
         };
         tail.push(&ending);
-        Err(ImageError::Step {
-            what,
-            tail: tail.lines(),
-            hint: "the lines above are the last of its output",
-        })
+        let refused = std::mem::take(&mut *refusals.lock().unwrap_or_else(PoisonError::into_inner));
+        refused.iter().for_each(|line| tail.push(line));
+        let hint = match refused.is_empty() {
+            true => "the lines above are the last of its output",
+            false => {
+                "add the names to the recipe: `allow = [\"NAME\"]`, before the steps; or build \
+                 with `--net host`"
+            }
+        };
+        Err(ImageError::Step { what, tail: tail.lines(), hint })
+    }
+
+    /// Opens the door of a step, and removes its sandbox if that fails.
+    fn open_door(
+        &mut self,
+        running: &Running,
+        network: &StepNetwork,
+    ) -> Result<(Refusals, Option<Box<dyn Any>>), ImageError> {
+        let refusals = Refusals::default();
+        let (StepNetwork::Door(allow), Some(doors)) = (network, self.options.doors) else {
+            return Ok((refusals, None));
+        };
+        let lines = Arc::clone(&refusals);
+        let refused = Box::new(move |line| {
+            lines.lock().unwrap_or_else(PoisonError::into_inner).push(line);
+        });
+        match doors.open(&running.door, allow, refused) {
+            Ok(door) => Ok((refusals, Some(door))),
+            Err(reason) => {
+                self.cache.engine().remove(&running.id)?;
+                Err(ImageError::Invalid { reason })
+            }
+        }
     }
 
     fn publish(

@@ -17,7 +17,7 @@ mod stream;
 mod unpack;
 
 pub use archive::ArchiveError;
-pub use build::{BuildOptions, build};
+pub use build::{BuildOptions, StepDoors, build};
 pub use error::ImageError;
 pub use host_settings::host_settings;
 pub use import::{Import, import, pull};

@@ -2,6 +2,7 @@
 //!
 //! ```toml
 //! name = "tools"
+//! allow = ["downloads.example.org"] # besides package registries
 //! from = { debian = "bookworm", include = ["git"] }
 //! # or "another-image", { folder = "rootfs" }, { tar = "rootfs.tar.gz" },
 //! # { oci = "registry.example.com/name:tag" }
@@ -32,6 +33,10 @@ pub struct Recipe {
     pub from: Base,
     /// The steps on top of the base, in order.
     pub steps: Vec<RecipeStep>,
+    /// The steps use the host's network instead of a door.
+    pub host_network: bool,
+    /// Names that the steps may reach besides package registries.
+    pub allow: Vec<String>,
     /// The recipe's folder: relative paths start here.
     pub folder: PathBuf,
 }

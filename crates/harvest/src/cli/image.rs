@@ -16,6 +16,10 @@ pub(crate) enum ImageCommand {
         /// Run every step again, ignoring the cache
         #[arg(long)]
         force: bool,
+        /// The network of its steps: package registries and the recipe's names, or the host's
+        /// (UNSAFE)
+        #[arg(long, value_name = "NETWORK", value_parser = ["trusted", "host"], default_value = "trusted")]
+        net: String,
     },
     /// Pull an image from a registry; credentials come from ~/.docker/config.json
     Pull {

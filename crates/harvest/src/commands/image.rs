@@ -19,8 +19,8 @@ pub(crate) async fn run(ctx: &Invocation, verb: ImageCommand) -> Result<u8> {
     let backend = Backend::find(&ctx.config)?;
     let (print, began) = (ctx.print, Instant::now());
     match verb {
-        ImageCommand::Build { recipe, force } => {
-            let image = images::build(&backend, &recipe, force, print).await?;
+        ImageCommand::Build { recipe, force, net } => {
+            let image = images::build(&backend, &recipe, (force, net == "host"), print).await?;
             done(ctx, "Built", &image, began)?;
             // The build's steps ran below the zygote, which may be unused now.
             backend.stop_idle_zygote().await?;

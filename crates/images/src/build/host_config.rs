@@ -81,22 +81,34 @@ pub(crate) struct HostConfig {
     /// Masks the host's secrets in the step's output.
     pub(crate) redactor: Redactor,
     has_sources: bool,
+    proxies: bool,
 }
 
 impl HostConfig {
-    /// Fills the empty folder `path`. `suite` is the image's Debian suite, if it has one.
-    pub(crate) fn write(path: PathBuf, suite: Option<&str>) -> Result<Self, ImageError> {
+    /// Fills the empty folder `path`. `suite` is the image's Debian suite, if it has one. Behind a
+    /// door the gateway uses the host's proxies; the step gets none.
+    pub(crate) fn write(
+        path: PathBuf,
+        suite: Option<&str>,
+        proxies: bool,
+    ) -> Result<Self, ImageError> {
         // The ids of the sandbox must be able to read it; parent folders keep other users out.
         let readable = fs::Permissions::from_mode(0o755);
         fs::set_permissions(&path, readable).map_err(|e| ImageError::file("create", &path, e))?;
-        let mut folder =
-            Self { path, env: BTreeMap::new(), redactor: Redactor::new(), has_sources: false };
+        let mut folder = Self {
+            path,
+            env: BTreeMap::new(),
+            redactor: Redactor::new(),
+            has_sources: false,
+            proxies,
+        };
         folder.certificates()?;
         folder.apt(suite)?;
         folder.npm()?;
         folder.env.extend(pip_variables(&pip_files(), env::vars()));
         folder.env.extend(uv_variables(&folder.env));
         folder.env.extend(proxy_variables(env::vars()));
+        folder.env.retain(|name, _| proxies || !is_proxy_key(name));
         for (name, value) in &folder.env {
             secrets::add_npm_secrets(&mut folder.redactor, &format!("{name}={value}"));
         }
@@ -133,6 +145,7 @@ impl HostConfig {
 
     fn apt(&mut self, suite: Option<&str>) -> Result<(), ImageError> {
         let mut settings = apt_settings();
+        settings.retain(|line| self.proxies || !line.to_ascii_lowercase().contains("::proxy"));
         // Steps run as root; fetching as the user `_apt` would need folders that it can read.
         settings.push("APT::Sandbox::User \"root\";".to_owned());
         settings.push("Acquire::Languages \"none\";".to_owned());
@@ -150,7 +163,7 @@ impl HostConfig {
     }
 
     fn npm(&mut self) -> Result<(), ImageError> {
-        let lines: String = npm_texts().iter().map(|text| npm_lines(text)).collect();
+        let lines: String = npm_texts().iter().map(|text| npm_lines(text, self.proxies)).collect();
         secrets::add_npm_secrets(&mut self.redactor, &lines);
         self.write_file("npmrc", lines.as_bytes())?;
         self.env.insert("npm_config_userconfig".to_owned(), format!("{INSIDE}/npmrc"));
@@ -188,10 +201,15 @@ pub(crate) fn npm_texts() -> Vec<String> {
     files.iter().filter_map(|file| fs::read_to_string(file).ok()).collect()
 }
 
-fn npm_lines(text: &str) -> String {
+/// Whether a variable or a key of npm's names proxies.
+fn is_proxy_key(key: &str) -> bool {
+    key.to_ascii_lowercase().ends_with("proxy")
+}
+
+fn npm_lines(text: &str, proxies: bool) -> String {
     let kept = |line: &&str| {
         let key = line.split('=').next().unwrap_or_default().trim();
-        !NPM_EXCLUDED.contains(&key)
+        !NPM_EXCLUDED.contains(&key) && (proxies || !is_proxy_key(key))
     };
     text.lines().filter(kept).map(|line| format!("{line}\n")).collect()
 }
@@ -478,9 +496,12 @@ mod tests {
             Acquire::https::CaInfo \"/etc/host.pem\";\nAcquire::cdrom::mount \"/media\";\nAcquire::http::Proxy::x \"\";\n";
         assert_eq!(fetch_settings(dump), ["Acquire::http::Proxy \"http://proxy.test:3128\";"]);
         assert_eq!(
-            npm_lines("cafile=/x\nregistry=http://r.test\nprefix = /y\n"),
+            npm_lines("cafile=/x\nregistry=http://r.test\nprefix = /y\n", true),
             "registry=http://r.test\n"
         );
+        let proxied = "https-proxy=http://p.test\nregistry=http://r.test\n";
+        assert_eq!(npm_lines(proxied, true), proxied);
+        assert_eq!(npm_lines(proxied, false), "registry=http://r.test\n");
     }
 
     #[test]

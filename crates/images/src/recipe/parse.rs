@@ -11,7 +11,8 @@ use toml::{Table, Value};
 
 use super::{Base, Recipe, RecipeError, RecipeStep};
 
-const RECIPE_KEYS: [&str; 3] = ["name", "from", "step"];
+const RECIPE_KEYS: [&str; 5] = ["name", "from", "step", "network", "allow"];
+const PACKAGES: &str = "a list of package names";
 const STEP_KEYS: [&str; 8] = ["apt", "npm", "pip", "run", "copy", "env", "user", "workdir"];
 
 impl Recipe {
@@ -39,7 +40,17 @@ impl Recipe {
                 .collect::<Result<_, _>>()?,
             Some(_) => return Err(top.invalid("step", "an array of tables: `[[step]]`")),
         };
-        Ok(Self { name, from: parse_base(&top)?, steps, folder: folder.to_owned() })
+        let host_network = match table.get("network").map(Value::as_str) {
+            None => false,
+            Some(Some("host")) => true,
+            Some(_) => return Err(top.invalid("network", "`host`; package registries need none")),
+        };
+        let allow = match table.get("allow") {
+            None => Vec::new(),
+            Some(_) => top.packages("allow", "a list of host names")?,
+        };
+        let (from, folder) = (parse_base(&top)?, folder.to_owned());
+        Ok(Self { name, from, steps, host_network, allow, folder })
     }
 }
 
@@ -81,8 +92,11 @@ impl TableReader<'_> {
     }
 
     // A package name that begins with a dash would be an option of the installer.
-    fn packages(&self, key: &'static str) -> Result<Vec<String>, RecipeError> {
-        let expected = "a list of package names";
+    fn packages(
+        &self,
+        key: &'static str,
+        expected: &'static str,
+    ) -> Result<Vec<String>, RecipeError> {
         let Some(Value::Array(values)) = self.table.get(key) else {
             return Err(self.invalid(key, expected));
         };
@@ -159,8 +173,11 @@ fn parse_debian(reader: &TableReader<'_>) -> Result<Base, RecipeError> {
     if !suite.bytes().all(|byte| byte.is_ascii_lowercase()) {
         return Err(reader.invalid("debian", "a suite's name such as `bookworm`"));
     }
-    let mut include =
-        if reader.table.contains_key("include") { reader.packages("include")? } else { Vec::new() };
+    let mut include = if reader.table.contains_key("include") {
+        reader.packages("include", PACKAGES)?
+    } else {
+        Vec::new()
+    };
     // The list becomes one comma-separated argument of mmdebstrap.
     if include.iter().any(|name| name.contains([',', ' ', '/'])) {
         return Err(reader.invalid("include", "a list of package names"));
@@ -188,9 +205,9 @@ fn parse_step(number: usize, step: &Value) -> Result<RecipeStep, RecipeError> {
         );
     };
     match key.as_str() {
-        "apt" => Ok(RecipeStep::Apt(reader.packages("apt")?)),
-        "npm" => Ok(RecipeStep::Npm(reader.packages("npm")?)),
-        "pip" => Ok(RecipeStep::Pip(reader.packages("pip")?)),
+        "apt" => Ok(RecipeStep::Apt(reader.packages("apt", PACKAGES)?)),
+        "npm" => Ok(RecipeStep::Npm(reader.packages("npm", PACKAGES)?)),
+        "pip" => Ok(RecipeStep::Pip(reader.packages("pip", PACKAGES)?)),
         "run" => Ok(RecipeStep::Run(reader.text("run")?)),
         "copy" => parse_copy(&reader),
         "env" => parse_env(&reader),

@@ -89,3 +89,18 @@ fn invalid_values_are_refused() {
         assert!(parse(&format!("name = \"{name}\"\nfrom = \"base\"")).is_err(), "{name}");
     }
 }
+
+#[test]
+fn recipe_says_what_its_steps_reach() {
+    let parse = |line: &str| {
+        let recipe = Recipe::parse(&format!("name = \"x\"\nfrom = \"y\"\n{line}"), Path::new("."));
+        recipe.map(|recipe| (recipe.host_network, recipe.allow))
+    };
+    assert_eq!(parse("").unwrap(), (false, vec![]));
+    assert_eq!(parse("network = \"host\"").unwrap(), (true, vec![]));
+    let names = vec!["a.example.org:8443".to_owned()];
+    assert_eq!(parse("allow = [\"a.example.org:8443\"]").unwrap(), (false, names));
+    for wrong in ["network = \"none\"", "network = true", "allow = \"a.org\"", "allow = [1]"] {
+        assert!(parse(wrong).is_err(), "{wrong}");
+    }
+}

@@ -170,8 +170,8 @@ fn builds_behind_a_proxy() {
     fs::write(folder.join("root.tar"), world.archive()).unwrap();
     let show = "echo proxy $https_proxy; cat /run/harvest/npmrc; \
                 echo $SSL_CERT_FILE $npm_config_cafile $UV_DEFAULT_INDEX; cat $SSL_CERT_FILE";
-    let (failed, reports) =
-        world.build(&format!("{RECIPE}[[step]]\nrun = \"{show}; exit 1\""), false);
+    let (failed, reports) = world
+        .build(&format!("network = \"host\"\n{RECIPE}[[step]]\nrun = \"{show}; exit 1\""), false);
     let Err(ImageError::Step { tail, .. }) = failed else { panic!("{failed:?}") };
     let output = format!("{}\n{reports:?}", tail.join("\n"));
     // The step got all settings, and its output shows none of the secrets.

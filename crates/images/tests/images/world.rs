@@ -69,7 +69,7 @@ impl World {
     ) -> (Result<Image, ImageError>, Vec<ImageLine>) {
         let recipe = Recipe::parse(recipe, self.folder.path()).unwrap();
         let mut reports = Vec::new();
-        let options = BuildOptions { force };
+        let options = BuildOptions { force, ..BuildOptions::default() };
         let built =
             harvest_images::build(&self.engine, &recipe, options, &mut |step| reports.push(step));
         (built, reports)

@@ -19,6 +19,10 @@ pub struct CreateImage {
     /// Run every step of the recipe again, ignoring cached layers.
     #[serde(default)]
     pub force: bool,
+    /// UNSAFE: the steps of the recipe use the machine's own network, instead of a door for package
+    /// registries and the names in the recipe.
+    #[serde(default)]
+    pub host_network: bool,
     /// Maximum unpacked size of one layer; 64 GiB when absent.
     pub max_bytes: Option<u64>,
 }

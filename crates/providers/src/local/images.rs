@@ -1,22 +1,27 @@
 //! Images on this machine: built on blocking threads, with streamed progress.
 
-use std::{borrow::Cow, io, path::Path};
+use std::{any::Any, borrow::Cow, io, path::Path, sync::Arc};
 
 use async_trait::async_trait;
 use futures_util::{StreamExt, stream};
 use harvest_engine::{Engine, Image as EngineImage};
-use harvest_images::{BuildOptions, ImageError, Import, PullOptions, Recipe, UnpackLimits};
+use harvest_images::{
+    BuildOptions, ImageError, Import, PullOptions, Recipe, StepDoors, UnpackLimits,
+};
 use harvest_proto::{
-    Hint,
+    EventBody, Hint, NetworkPolicy,
     api::{
-        CreateImage, Image, ImageConfig, ImageLayer, ImageLine, ImageSource, ImageUsage, ImageUsers,
+        CreateImage, Image, ImageConfig, ImageLayer, ImageLine, ImageSource, ImageUsage,
+        ImageUsers, SandboxDoor,
     },
 };
 use harvest_session::{
-    error_chain,
-    sandboxes::{Archive, ImageLines, Images, ImportImage, MissingObject, SandboxError},
+    DoorSocket, error_chain,
+    sandboxes::{
+        Archive, ImageLines, Images, ImportImage, MissingObject, SandboxError, StandaloneDoors,
+    },
 };
-use tokio::{sync::mpsc, task::spawn_blocking};
+use tokio::{runtime::Handle, sync::mpsc, task::spawn_blocking};
 
 use super::{
     Local, Recipes,
@@ -89,10 +94,18 @@ impl Images for Local {
                 let recipes = self.recipes.clone();
                 let recipe =
                     self.work("cannot read the recipe", move |_| read(&recipes, recipe)).await?;
-                let options = BuildOptions { force: order.force };
+                let doors = self.opener.get().map(|opener| GatewayDoors {
+                    opener: Arc::clone(opener),
+                    runtime: Handle::current(),
+                });
+                let CreateImage { force, host_network, .. } = order;
                 Ok(self.make(
                     format!("cannot build image `{}`", recipe.name),
-                    move |engine, report| harvest_images::build(engine, &recipe, options, report),
+                    move |engine, report| {
+                        let doors = doors.as_ref().map(|doors| doors as &dyn StepDoors);
+                        let options = BuildOptions { force, host_network, doors };
+                        harvest_images::build(engine, &recipe, options, report)
+                    },
                 ))
             }
         }
@@ -161,6 +174,32 @@ impl Local {
             }
         });
         meanwhile.chain(end).boxed()
+    }
+}
+
+/// The doors of build steps, which are those of standalone sandboxes.
+struct GatewayDoors {
+    opener: Arc<dyn StandaloneDoors>,
+    runtime: Handle,
+}
+
+impl StepDoors for GatewayDoors {
+    fn open(
+        &self,
+        socket: &Path,
+        allow: &[String],
+        refused: Box<dyn Fn(String) + Send + Sync>,
+    ) -> Result<Box<dyn Any>, String> {
+        let listener = DoorSocket::bind(socket).map_err(|error| error.to_string())?;
+        let door = SandboxDoor { policy: NetworkPolicy::Trusted, allow: allow.to_vec() };
+        let observer = Box::new(move |event| {
+            if let EventBody::EgressRefused { name, reason, .. } = event {
+                refused(format!("refused a connection to {name}: {reason}"));
+            }
+        });
+        let opened = self.opener.open(Box::new(listener), &door, observer);
+        let guard = self.runtime.block_on(opened).map_err(|error| error_chain(&error))?;
+        Ok(guard)
     }
 }
 

@@ -14,12 +14,12 @@ mod spec;
 use std::{
     io,
     path::PathBuf,
-    sync::{Arc, LazyLock},
+    sync::{Arc, LazyLock, OnceLock},
 };
 
 use harvest_engine::{Engine, EngineError, Limits};
 use harvest_proto::{SandboxId, launch::NetworkSettings};
-use harvest_session::sandboxes::SandboxError;
+use harvest_session::sandboxes::{SandboxError, StandaloneDoors};
 use tokio::{
     sync::{Mutex, Semaphore},
     task::spawn_blocking,
@@ -54,6 +54,8 @@ pub struct Local {
     state_bytes: u64,
     /// Certificates and package sources of sandboxes with a network; read at the first one.
     settings: Arc<LazyLock<NetworkSettings, ReadSettings>>,
+    /// Opens the doors of build steps.
+    opener: Arc<OnceLock<Arc<dyn StandaloneDoors>>>,
 }
 
 /// The certificates and package sources of this host.
@@ -80,6 +82,7 @@ impl Local {
             counting: Arc::default(),
             state_bytes: harvest_engine::DEFAULT_BYTES,
             settings: Arc::new(LazyLock::new(Box::new(NetworkSettings::default))),
+            opener: Arc::default(),
         }
     }
 

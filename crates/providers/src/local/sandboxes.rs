@@ -16,7 +16,7 @@ use harvest_session::{
     DoorListener, DoorSocket, error_chain,
     sandboxes::{
         BridgeStream, Created, Found, FreezeControl, Host, ListedSandbox, SandboxError,
-        SandboxProvider, SandboxSpec, Snapshots, StartFrom, StateVolume,
+        SandboxProvider, SandboxSpec, Snapshots, StandaloneDoors, StartFrom, StateVolume,
     },
 };
 use tokio::net::{UnixStream, unix::pipe};
@@ -34,6 +34,10 @@ const STARTING: &str = "cannot start a sandbox";
 impl SandboxProvider for Local {
     fn name(&self) -> &'static str {
         "local"
+    }
+
+    fn set_doors(&self, opener: Arc<dyn StandaloneDoors>) {
+        let _ = self.opener.set(opener);
     }
 
     async fn create(&self, spec: SandboxSpec) -> Result<Created, SandboxError> {

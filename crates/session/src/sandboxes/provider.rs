@@ -1,7 +1,7 @@
 //! The sandbox provider: creates, finds, connects to, stops and removes sandboxes. Commands, files,
 //! terminals and agents go over the bridge and work the same on every provider.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use harvest_gateway::DoorListener;
@@ -12,13 +12,17 @@ use harvest_proto::{
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::{Host, SandboxError, SandboxSpec, Snapshots, StartFrom};
+use super::{Host, SandboxError, SandboxSpec, Snapshots, StandaloneDoors, StartFrom};
 
 /// Runs sandboxes somewhere. What a provider may lack is an optional value.
 #[async_trait]
 pub trait SandboxProvider: Send + Sync {
     /// The name under which sessions remember their provider.
     fn name(&self) -> &'static str;
+
+    /// Sets what opens the doors of sandboxes that the provider starts itself, such as those of
+    /// build steps.
+    fn set_doors(&self, _opener: Arc<dyn StandaloneDoors>) {}
 
     /// Creates and starts a sandbox; its supervisor accepts connections on return.
     async fn create(&self, spec: SandboxSpec) -> Result<Created, SandboxError>;

@@ -42,6 +42,7 @@ impl Sandboxes {
     /// Sets what opens the doors of standalone sandboxes. Without it they have none.
     #[must_use]
     pub fn with_doors(self, opener: Arc<dyn StandaloneDoors>) -> Self {
+        self.provider.set_doors(Arc::clone(&opener));
         let _ = self.doors.opener.set(opener);
         self
     }

@@ -68,3 +68,29 @@ async fn standalone_sandbox_keeps_its_door_across_restarts() {
     let ran = host.harvest(fresh.iter().map(|word| (*word).to_owned()).chain([greet(port)]));
     assert_eq!((ran.code, ran.stdout.as_str()), (0, "hello\n"), "{ran:?}");
 }
+
+#[test]
+fn build_steps_reach_only_allowed_names() {
+    let host = OfflineHome::new();
+    let build = |top: &str, step: &str, flags: &[&str]| {
+        let recipe = host.path("image/net.toml");
+        let text = format!("name = \"net\"\nfrom = \"tiny\"\n{top}\n[[step]]\nrun = \"{step}\"\n");
+        std::fs::write(&recipe, text).unwrap();
+        host.harvest(["image", "build", recipe.to_str().unwrap()].iter().chain(flags))
+    };
+    // The resolver of a door, which the host's network does not have.
+    let has_no_door = "case $(cat /etc/resolv.conf) in *198.18.0.1*) exit 1;; esac";
+    for (top, step, flags) in [
+        ("", "nslookup pypi.org && ! nslookup example.org", &[][..]),
+        ("allow = [\"example.org\"]", "nslookup example.org", &[]),
+        ("network = \"host\"", has_no_door, &[]),
+        ("", &format!("true; {has_no_door}"), &["--net", "host"]),
+    ] {
+        let built = build(top, step, flags);
+        assert_eq!(built.code, 0, "{top} {step} {flags:?}: {built:?}");
+    }
+    let refused = build("", "nslookup example.org", &["--force"]);
+    for words in ["refused a connection to example.org", "`allow = [\"NAME\"]`"] {
+        assert!(refused.code != 0 && refused.stderr.contains(words), "{words}: {refused:?}");
+    }
+}
