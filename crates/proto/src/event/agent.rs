@@ -45,6 +45,8 @@ word_enum!(
     /// State of an MCP server as its agent reports it.
     #[derive(Default)]
     McpState, "state of an MCP server" {
+        /// Offered to an agent that does not report states.
+        Offered = "offered",
         /// Started, its tools are not known yet.
         #[default]
         Starting = "starting",

@@ -10,16 +10,24 @@ use crate::{completed, prompt_options::create};
 async fn show_lists_agent_version_and_servers() {
     let host = Host::start().await;
     let script = json!([{ "text": "done" }]);
-    let body = json!({ "agent": "claude", "model": "scripted", "network": "none",
-                       "prompt": format!("Say it.\nscript: {script}") });
-    let session = create(&host, body).await;
-    host.follow(session.clone()).until("the turn", completed).await;
-    let id = session.to_string();
-    let shown = host.harvest(["show", &id]).stdout;
-    assert!(shown.contains("claude 2."), "{shown}");
-    assert!(shown.contains("mcp server    harvest connected"), "{shown}");
-    let shown = host.harvest(["show", &id, "--json"]).stdout;
-    let info = serde_json::from_str::<Session>(&shown).unwrap().agent_info.unwrap();
-    assert!(info.version.is_some() && info.model.is_some(), "{info:?}");
-    assert!(info.mcp.iter().any(|one| one.name == "harvest" && one.state == McpState::Connected));
+    for (agent, state) in [
+        ("claude", McpState::Connected),
+        ("codex", McpState::Connected),
+        // Its protocol does not report states.
+        ("opencode", McpState::Offered),
+    ] {
+        let body = json!({ "agent": agent, "model": "scripted", "network": "none",
+                           "prompt": format!("Say it.\nscript: {script}") });
+        let session = create(&host, body).await;
+        host.follow(session.clone()).until("the turn", completed).await;
+        let id = session.to_string();
+        let shown = host.harvest(["show", &id]).stdout;
+        assert!(shown.contains(&format!("mcp server    harvest {state}")), "{shown}");
+        let json = host.harvest(["show", &id, "--json"]).stdout;
+        let info = serde_json::from_str::<Session>(&json).unwrap().agent_info.unwrap();
+        assert!(info.model.is_some(), "{info:?}");
+        let version = info.version.clone().unwrap();
+        assert!(shown.contains(&format!("{agent} {version}")), "{shown}");
+        assert!(info.mcp.iter().any(|one| one.name == "harvest" && one.state == state));
+    }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use harvest_proto::{
     bridge::{Author, TurnRequest},
-    event::{PlanStep, StepStatus},
+    event::{McpServer, McpState, PlanStep, StepStatus},
 };
 use proptest::prelude::*;
 
@@ -94,6 +94,12 @@ fn harvest_tools_are_offered_where_http_is_taken() {
     let url = "http://mcp.harvest.internal/mcp";
     let server = json!({"type": "http", "name": "harvest", "url": url, "headers": []});
     assert_eq!(sent(&lines(&mut acp, &[line]))[0]["params"]["mcpServers"], json!([server]));
+    let ready = lines(&mut acp, &[OPENED.into()]);
+    let offered = McpServer { name: "harvest".into(), state: McpState::Offered };
+    assert!(
+        matches!(&ready[1], Signal::Event(EventBody::AgentReady { mcp, .. }) if *mcp == [offered]),
+        "{ready:?}"
+    );
 }
 
 #[test]

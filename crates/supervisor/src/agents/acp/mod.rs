@@ -10,12 +10,13 @@
 mod map;
 mod opencode;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use harvest_proto::{
     Effort, EventBody,
     bridge::{AgentLaunch, AgentProgram, TurnRequest},
     door::MCP_NAME,
+    event::{McpServer, McpState},
 };
 use serde_json::{Value, json};
 
@@ -197,6 +198,19 @@ impl Acp {
         }
     }
 
+    /// The protocol does not say which of them the agent could start.
+    fn offered_servers(&self) -> Vec<McpServer> {
+        let told = self.mcp_servers();
+        let told = told.as_array().map_or(&[][..], Vec::as_slice);
+        let mut names: BTreeSet<String> =
+            told.iter().map(|server| rpc::text(server, "name").to_owned()).collect();
+        if self.configured.is_none() {
+            // OpenCode reads the others from its file.
+            names.extend(app::written_servers().into_iter().map(|(name, _)| name));
+        }
+        names.into_iter().map(|name| McpServer { name, state: McpState::Offered }).collect()
+    }
+
     fn ready(&mut self, session: &str, result: &Value, is_new: bool) -> Vec<Signal> {
         self.replaying = false;
         session.clone_into(&mut self.session);
@@ -206,7 +220,7 @@ impl Acp {
         let ready = EventBody::AgentReady {
             version: self.version.clone(),
             model: self.model.clone().or_else(|| map::model(result)),
-            mcp: Vec::new(),
+            mcp: self.offered_servers(),
         };
         let mut signals = vec![Signal::Conversation(session.to_owned()), Signal::Event(ready)];
         signals.extend(self.effort.map(|effort| self.set_effort(effort, result)));
