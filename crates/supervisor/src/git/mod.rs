@@ -157,7 +157,9 @@ impl Git<'_> {
             (format!("{workspace}/{part}"), format!("{workspace}/{}", checkout.folder));
         remove(&at).await.map_err(|error| format!("cannot remove {at}: {error}"))?;
         // Only the base: other sessions' branches may be large, and each clone would bring them.
-        let mut arguments = vec!["clone", "--quiet", "--single-branch"];
+        // An agent may hide the user's settings from its commands, as Gemini CLI does.
+        let push = "push.autoSetupRemote=true";
+        let mut arguments = vec!["clone", "--quiet", "--single-branch", "--config", push];
         arguments.extend(checkout.base.iter().flat_map(|base| ["--branch", base.as_str()]));
         arguments.extend(["--", &checkout.remote, &part]);
         self.run_for(NETWORK_TIMEOUT, workspace, &arguments).await?;

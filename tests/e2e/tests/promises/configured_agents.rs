@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use harvest_e2e::Host;
+use harvest_e2e::{Host, eventually};
 use harvest_proto::{
     Event, EventBody,
     event::{ToolKind, Usage},
@@ -43,7 +43,7 @@ async fn gemini_makes_a_change_in_several_steps() {
         [{ "text": "Let me see." }, { "bash": "id -u; git status --short" }],
         { "write": { "path": "/workspace/calc/made.txt", "content": "one\n" } },
         { "edit": { "path": "/workspace/calc/made.txt", "old": "one", "new": "two" } },
-        { "bash": format!("git add made.txt && git {author} commit -qm 'Add made.txt'") },
+        { "bash": format!("git add made.txt && git {author} commit -qm 'Add made.txt' && git push -q") },
         { "text": "All done." },
     ]);
     let session = host.session_of("gemini", "calc", "Change it.", &script).await.id;
@@ -64,14 +64,21 @@ async fn gemini_makes_a_change_in_several_steps() {
     assert_eq!(kinds.collect::<Vec<_>>(), expected);
     let failed = |event: &Event| matches!(event.body, EventBody::ToolEnded { ok: false, .. });
     assert!(!follower.seen.iter().any(failed), "{:?}", follower.seen);
+    let pushed = |event: &Event| matches!(event.body, EventBody::Pushed { .. });
+    assert!(follower.seen.iter().any(pushed), "{:?}", follower.seen);
     // Gemini CLI reports no output of commands.
     let (id, object) = (session.to_string(), "HEAD:made.txt");
     let committed =
         host.harvest(["exec", &id, "--", "git", "-C", "/workspace/calc", "show", object]);
     assert_eq!(committed.stdout, "two\n", "{committed:?}");
     assert!(follower.text().contains("Let me see.") && follower.text().contains("All done."));
-    let calls: Vec<(u16, Usage)> = follower.seen.iter().filter_map(model_call).collect();
-    assert!(calls.len() >= 5, "{calls:?}");
+    // The last call is recorded when its connection has ended.
+    let calls = eventually("five calls of the model", || async {
+        let events = host.events(&session).await;
+        let calls: Vec<(u16, Usage)> = events.iter().filter_map(model_call).collect();
+        (calls.len() >= 5).then_some(calls)
+    })
+    .await;
     for (status, usage) in calls {
         assert_eq!((status, usage.input_tokens, usage.output_tokens), (200, 100, 20));
     }
@@ -85,8 +92,8 @@ async fn gemini_makes_a_change_in_several_steps() {
     assert!(!follower.seen.iter().any(refused), "{:?}", follower.seen);
 }
 
-fn model_call(event: &Event) -> Option<(u16, Usage)> {
-    match &event.body {
+fn model_call(body: &EventBody) -> Option<(u16, Usage)> {
+    match body {
         EventBody::ModelCall { status, usage, .. } => Some((*status, *usage)),
         _ => None,
     }
