@@ -27,7 +27,8 @@ bench: packages
 	cargo supervisor
 	cargo build --release --workspace --bins
 	target/release/harvest image build agents
-	target/release/harvest-bench --json target/bench.json $(BENCH)
+	HARVEST_SUPERVISOR=target/supervisor/x86_64-unknown-linux-gnu/supervisor/harvest-supervisor \
+	  target/release/harvest-bench --json target/bench.json $(BENCH)
 
 # Only the program, without tests and benchmarks.
 build:

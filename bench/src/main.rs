@@ -2,6 +2,7 @@
 //! explains the output. Not part of CI: times from a shared machine are not reliable.
 #![forbid(unsafe_code)]
 
+mod agents;
 mod disks;
 mod growth;
 mod harvest;
@@ -88,6 +89,9 @@ fn bench(options: &Options) -> Result<()> {
     }
     if options.wants("session") {
         sessions::run(options, &mut report)?;
+    }
+    if options.wants("agent") {
+        agents::run(&workspace.at("agents"), options, &mut report)?;
     }
     if options.wants("growth") {
         growth::run(options, &mut report)?;

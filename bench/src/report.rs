@@ -6,7 +6,7 @@ use std::{fmt, time::Duration};
 use serde::Serialize;
 
 use crate::{
-    disks, growth, harvest, http,
+    agents, disks, growth, harvest, http,
     machine::{Load, Machine},
     memory::{Memory, TARGET_KIB},
     peers, pool,
@@ -111,6 +111,7 @@ impl Row {
             limit_ms: store::LIMITS
                 .iter()
                 .chain(&sessions::LIMITS)
+                .chain(&agents::LIMITS)
                 .find(|(name, _)| *name == samples.row)
                 .map(|(_, limit)| *limit),
         }
@@ -127,11 +128,13 @@ fn compare(rows: &mut [Row]) {
     let known = rows.to_vec();
     let find = |names: &[&str]| known.iter().find(|row| names.contains(&row.name.as_str()));
     for row in rows {
-        let mut targets = TARGETS.iter().chain(&growth::TARGETS).chain(&writes::TARGETS);
+        let mut targets =
+            TARGETS.iter().chain(&agents::TARGETS).chain(&growth::TARGETS).chain(&writes::TARGETS);
         let (names, target) = match targets.find(|(name, ..)| *name == row.name) {
             Some((_, names, target)) => (*names, Some(*target)),
             // Copying disks and writing events are not comparable to starting a process.
-            None if disks::is_row(&row.name)
+            None if agents::is_row(&row.name)
+                || disks::is_row(&row.name)
                 || growth::is_row(&row.name)
                 || store::is_row(&row.name)
                 || sessions::is_row(&row.name)
