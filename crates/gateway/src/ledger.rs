@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use harvest_proto::{
-    BranchName, EventBody, NetworkPolicy, RepositoryName, Secret, SecretOwner, SecretScope,
+    BranchName, CallId, EventBody, NetworkPolicy, RepositoryName, Secret, SecretOwner, SecretScope,
     SessionId, TrafficCount, UpstreamName,
     api::{AllowedName, KeySource, NameSource, NetworkRule},
     event::Usage,
@@ -31,11 +31,11 @@ pub trait Ledger: Send + Sync {
     /// is refused.
     async fn record_use(&self, session: &SessionId, used: HostSecretUse) -> Result<(), Refusal>;
 
-    /// Checks before every model call whether the session may make it.
-    async fn reserve(&self, session: &SessionId) -> Result<(), Refusal>;
+    /// Reserves what a model call may cost, before it is made.
+    async fn reserve(&self, session: &SessionId, call: &PlannedCall) -> Result<(), Refusal>;
 
-    /// Records the tokens of a model call that ended.
-    async fn settle(&self, session: &SessionId, usage: Usage);
+    /// Settles a reserved call with the tokens that it used.
+    async fn settle(&self, session: &SessionId, call: &PlannedCall, usage: Usage);
 
     /// Stores an event of the gateway.
     async fn log(&self, session: &SessionId, event: EventBody);
@@ -84,12 +84,38 @@ pub struct ToolResult {
     pub failed: bool,
 }
 
-/// Why a model call is refused.
+/// A model call that is about to be made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlannedCall {
+    pub id: CallId,
+    pub upstream: UpstreamName,
+    /// The upstream asks for a key. One that does not is not expected to cost anything.
+    pub keyed: bool,
+    /// Empty when the request names none.
+    pub model: String,
+    pub most: MostTokens,
+}
+
+/// The most tokens that a call may use, as far as its request tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MostTokens {
+    /// `None` for any number: the request names input that is stored at the service.
+    pub input: Option<u64>,
+    /// Of each response; `None` for as many as the model can write.
+    pub output: Option<u64>,
+    /// The number of responses.
+    pub responses: u64,
+}
+
+/// Why a call is refused. The text is for the agent and the user.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{reason}")]
-pub struct Refusal {
-    /// Text for the agent and the user.
-    pub reason: String,
+pub enum Refusal {
+    /// No later call succeeds before a limit is raised.
+    #[error("{0}")]
+    Final(String),
+    /// A later attempt may succeed.
+    #[error("{0}")]
+    Retry(String),
 }
 
 /// What a sandbox may do at its door.

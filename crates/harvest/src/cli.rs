@@ -25,8 +25,8 @@ pub(crate) use sandbox::{
 };
 pub(crate) use server::{ApiArgs, CompletionArgs, ConfigArgs, CreateTokenArgs, TokenCommand};
 pub(crate) use session::{
-    ArtifactsArgs, DiffArgs, EventsArgs, ForkArgs, LogsArgs, LsArgs, PrCommand, PromptArgs,
-    QueueCommand, RestoreArgs, RmArgs, RunArgs, SendArgs,
+    ArtifactsArgs, BudgetArgs, DiffArgs, EventsArgs, ForkArgs, LogsArgs, LsArgs, PrCommand,
+    PromptArgs, QueueCommand, RestoreArgs, RmArgs, RunArgs, SendArgs, StatsArgs,
 };
 
 /// Background coding agents on machines you own: a prompt goes in, a tested pull request comes out.
@@ -175,6 +175,10 @@ pub(crate) enum Command {
     Secret(SecretCommand),
     /// List the models that sessions can use
     Models,
+    /// Show and set what model calls may cost
+    Budget(BudgetArgs),
+    /// Show what model calls used and cost
+    Stats(StatsArgs),
     /// Show which names sandboxes may connect to
     #[command(subcommand)]
     Net(NetCommand),

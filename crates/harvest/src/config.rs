@@ -5,6 +5,7 @@ mod agents;
 mod keys;
 mod mcp_servers;
 pub(crate) mod origin;
+pub(crate) mod prices;
 mod retention;
 mod tables;
 mod upstreams;
@@ -64,6 +65,8 @@ pub(crate) struct Config {
     pub(crate) budget_tokens: Option<u64>,
     /// Whether repositories that have moved are rebuilt every half hour.
     pub(crate) schedule: bool,
+    /// A file with prices of models that come before the shipped ones.
+    pub(crate) prices: Option<PathBuf>,
     /// The services for model calls.
     pub(crate) upstreams: Upstreams,
     /// The agents besides the built-in ones.
@@ -166,6 +169,7 @@ impl Config {
             author_email: file.author_email,
             budget_tokens: file.budget_tokens,
             schedule: file.schedule.expect(HAS_DEFAULT),
+            prices: file.prices,
             upstreams,
             agents,
             mcp_servers,

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use harvest_gateway::{
     Gateway, GatewayConfig, HostProxies, PrivateHosts, file_registries,
-    ledger::{HostSecret, HostSecretUse, Ledger, Refusal, ResolvedPolicy, TrustedName},
+    ledger::{
+        HostSecret, HostSecretUse, Ledger, PlannedCall, Refusal, ResolvedPolicy, TrustedName,
+    },
     trusted_names,
 };
 use harvest_proto::{
@@ -80,14 +82,14 @@ impl Ledger for NoSecrets {
     }
 
     async fn record_use(&self, _: &SessionId, _: HostSecretUse) -> Result<(), Refusal> {
-        Err(Refusal { reason: "there is no server".to_owned() })
+        Err(Refusal::Final("there is no server".to_owned()))
     }
 
-    async fn reserve(&self, _: &SessionId) -> Result<(), Refusal> {
-        Err(Refusal { reason: "there is no server".to_owned() })
+    async fn reserve(&self, _: &SessionId, _: &PlannedCall) -> Result<(), Refusal> {
+        Err(Refusal::Final("there is no server".to_owned()))
     }
 
-    async fn settle(&self, _: &SessionId, _: Usage) {}
+    async fn settle(&self, _: &SessionId, _: &PlannedCall, _: Usage) {}
 
     async fn log(&self, _: &SessionId, _: EventBody) {}
 

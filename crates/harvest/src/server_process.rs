@@ -37,7 +37,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     atomic_write::{remove_unfinished, write_private},
     client::{Client, ServerFile},
-    config::{Config, process_env},
+    config::{Config, prices, process_env},
     database, known_secrets, log,
     printer::Advice,
     recipes, supervisor,
@@ -317,6 +317,7 @@ async fn open_parts(
     environment.values().for_each(log::redact);
     let books = StoreLedger::new(store.clone(), lease, Arc::clone(&vault), config.budget_tokens)
         .with_environment(environment)
+        .with_prices(prices::load(config.prices.as_deref())?)
         .with_history(config.retention.history);
     let authority = Arc::new(open_authority(store, &vault).await?);
     let certificate = authority.pem().to_owned();

@@ -39,7 +39,8 @@ const SESSIONS: &[&str] = &[
 const HISTORY: &[&str] = &["turns", "diff", "logs", "events", "artifacts", "pr"];
 const SANDBOXES: &[&str] = &["exec", "shell", "cp", "sandbox"];
 const STORAGE: &[&str] = &["image", "snapshot", "volume", "df", "gc"];
-const REPOSITORIES: &[&str] = &["repo", "schedule", "memory", "secret", "models", "net"];
+const REPOSITORIES: &[&str] =
+    &["repo", "schedule", "memory", "secret", "models", "budget", "stats", "net"];
 
 /// Runs the binary in an empty home.
 struct Host {

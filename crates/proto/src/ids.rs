@@ -100,6 +100,8 @@ ids! {
     ImageId = "img",
     /// A blob: the complete content of an event that was cut.
     BlobId = "blb",
+    /// A call of a model.
+    CallId = "cll",
 }
 
 #[cfg(test)]

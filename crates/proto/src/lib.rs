@@ -15,6 +15,7 @@ pub mod image;
 pub mod json;
 pub mod launch;
 pub mod meminfo;
+pub mod money;
 pub mod names;
 pub mod network;
 pub mod reason;
@@ -32,7 +33,8 @@ pub use agents::AgentName;
 pub use effort::Effort;
 pub use event::{Event, EventBody};
 pub use hint::Hint;
-pub use ids::{BlobId, ImageId, PromptId, SandboxId, SessionId, SnapshotId, TurnId};
+pub use ids::{BlobId, CallId, ImageId, PromptId, SandboxId, SessionId, SnapshotId, TurnId};
+pub use money::{BUDGET_REACHED, InvalidMoney, Money, SpendingScope};
 pub use names::{BranchName, McpServerName, PromptText};
 pub use network::{
     InvalidPort, NetworkPolicy, NetworkVerdict, RuleScope, RuleTarget, RuleVerdict, TrafficCount,

@@ -25,6 +25,8 @@ word_enum!(
         Question = "question",
         /// The agent reported that it cannot go on without a person.
         Blocked = "blocked",
+        /// A budget is used up; raising it continues the conversation.
+        Budget = "budget",
         /// Paused by a user.
         Paused = "paused",
         /// Paused: a user stopped the start of the sandbox, or a stopped turn did not end in time.
@@ -73,6 +75,8 @@ word_enum!(
         AgentExited = "agent_exited",
         /// Failed: the model service rejected the API key.
         KeyRejected = "key_rejected",
+        /// Failed: a budget is used up.
+        Budget = "budget",
         /// Failed: the sandbox did not accept the prompt.
         PromptRefused = "prompt_refused",
         /// Stopped by a user.

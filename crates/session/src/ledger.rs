@@ -1,18 +1,22 @@
-//! The gateway's ledger, backed by the store: secrets, token budgets, usage and door events.
+//! The gateway's ledger, backed by the store: secrets, budgets, usage and door events.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use harvest_gateway::{
-    ledger::{HostSecret, HostSecretUse, Ledger, Refusal},
+    ledger::{HostSecret, HostSecretUse, Ledger, PlannedCall, Refusal},
     vault::Vault,
 };
 use harvest_proto::{
-    EventBody, Secret, SecretOwner, SessionId, TrafficCount, api::KeySource, event::Usage,
+    BUDGET_REACHED, EventBody, Money, Secret, SecretOwner, SessionId, SpendingScope, TrafficCount,
+    api::{Budget, KeySource},
+    event::Usage,
 };
-use harvest_store::{Lease, NewSecretUse, SealedSecret, Store, StoreError, Write};
+use harvest_store::{
+    Lease, NewCall, NewSecretUse, OverBudget, SealedSecret, Store, StoreError, Write,
+};
 
-use crate::{history::HistoryLimits, wall_clock::now};
+use crate::{error_chain::error_chain, history::HistoryLimits, prices::Prices, wall_clock::now};
 
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const MAX_RETRY: Duration = Duration::from_secs(10);
@@ -24,6 +28,7 @@ pub struct StoreLedger {
     vault: Arc<Vault>,
     budget_tokens: Option<u64>,
     history_bytes: u64,
+    prices: Arc<Prices>,
     environment: Arc<BTreeMap<String, Secret<String>>>,
 }
 
@@ -31,7 +36,14 @@ impl StoreLedger {
     #[must_use]
     pub fn new(store: Store, lease: Lease, vault: Arc<Vault>, budget_tokens: Option<u64>) -> Self {
         let history_bytes = HistoryLimits::default().per_session;
-        Self { store, lease, vault, budget_tokens, history_bytes, environment: Arc::default() }
+        let (prices, environment) = Default::default();
+        Self { store, lease, vault, budget_tokens, history_bytes, prices, environment }
+    }
+
+    /// Sets what model calls cost.
+    #[must_use]
+    pub fn with_prices(self, prices: Prices) -> Self {
+        Self { prices: Arc::new(prices), ..self }
     }
 
     /// Sets the size of a session's history beyond which no more calls and refusals are stored.
@@ -69,32 +81,86 @@ impl StoreLedger {
 
     async fn write(&self, session: &SessionId, writes: Vec<Write>) {
         let (store, lease, session) = (self.store.clone(), self.lease, session.clone());
-        // In its own task: usage and events must be recorded even when the connection is dropped.
-        let _written =
-            tokio::spawn(async move { write_with_retry(&store, lease, &session, writes).await })
-                .await;
+        // In its own task: events must be recorded even when the connection is dropped.
+        let _written = tokio::spawn(async move {
+            let commit = async || {
+                store.session_commit(&session, lease, now(), writes.clone()).await.map(drop)
+            };
+            retry(commit).await;
+        })
+        .await;
     }
 }
 
-/// Retries with backoff, for example while the disk is full.
-async fn write_with_retry(store: &Store, lease: Lease, session: &SessionId, writes: Vec<Write>) {
+/// Retries a write with backoff, for example while the disk is full.
+async fn retry<F: Future<Output = Result<(), StoreError>> + Send>(mut write: impl FnMut() -> F) {
     let mut wait = FIRST_RETRY;
     loop {
-        match store.session_commit(session, lease, now(), writes.clone()).await {
+        match write().await {
             // Builds use the door too, and have no session.
-            Ok(_) | Err(StoreError::NotFound { .. }) => return,
+            Ok(()) | Err(StoreError::NotFound { .. }) => return,
             Err(
                 error @ (StoreError::LeaseLost | StoreError::Closed | StoreError::Unknown { .. }),
             ) => {
-                return tracing::error!(%session, %error, "cannot store usage or door events");
+                return tracing::error!(%error, "cannot store usage or door events");
             }
-            Err(error) => {
-                tracing::error!(%session, %error, "cannot store usage or door events; retrying");
-            }
+            Err(error) => tracing::error!(%error, "cannot store usage or door events; retrying"),
         }
         tokio::time::sleep(wait).await;
         wait = (wait * 2).min(MAX_RETRY);
     }
+}
+
+/// Why a call is refused, and which command raises the limit.
+fn refusal(session: &SessionId, call: &PlannedCall, over: &OverBudget) -> Refusal {
+    let reason = match over {
+        OverBudget::Tokens { used, limit } => format!(
+            "token {BUDGET_REACHED}{used} of {limit} tokens used; to go on, raise `budget_tokens` \
+             in harvest.toml (or HARVEST_BUDGET_TOKENS) and restart the server"
+        ),
+        OverBudget::Money { budget, call } => {
+            let (limit, raise) = describe(session, budget);
+            let Budget { spent_micros: spent, held_micros: held, .. } = budget;
+            let held = match *held {
+                Money::ZERO => String::new(),
+                held => format!(", {held} held for calls in progress"),
+            };
+            format!(
+                "{BUDGET_REACHED}{limit}: {spent} spent{held}, and the next call may cost {call}; \
+                 to go on, raise it: {raise}"
+            )
+        }
+        OverBudget::Unpriced { budget } => {
+            let (limit, raise) = describe(session, budget);
+            let PlannedCall { upstream, model, .. } = call;
+            format!(
+                "{BUDGET_REACHED}{limit}, and the price of the model `{model}` of `{upstream}` is \
+                 not known; add it to the file that the setting `prices` names and restart the \
+                 server, or remove the limit: {raise}"
+            )
+        }
+    };
+    match over.may_fit_later() {
+        true => Refusal::Retry(reason),
+        false => Refusal::Final(reason),
+    }
+}
+
+/// A limit in words, and the command that changes it.
+fn describe(session: &SessionId, budget: &Budget) -> (String, String) {
+    let Budget { scope, name, budget_micros, .. } = budget;
+    let limit = budget_micros.unwrap_or_default();
+    let (of, target) = match scope {
+        // A session that an agent created has the budget of its root.
+        SpendingScope::Session if *name == session.to_string() => {
+            ("this session".to_owned(), name.clone())
+        }
+        SpendingScope::Session => (format!("session {name}"), name.clone()),
+        SpendingScope::Repository => (format!("repository {name}"), format!("--repository {name}")),
+        SpendingScope::User => (format!("user {name}"), format!("--user {name}")),
+        SpendingScope::Day => (format!("the day {name} (UTC)"), "--day".to_owned()),
+    };
+    (format!("{limit} for {of}"), format!("`harvest budget {target} AMOUNT`"))
 }
 
 #[async_trait]
@@ -141,36 +207,34 @@ impl Ledger for StoreLedger {
         let uses = secrets.into_iter().map(new).collect();
         self.store.secret_uses_add(uses).await.map_err(|error| {
             tracing::error!(%session, %error, "cannot log the use of a secret");
-            Refusal { reason: "the use of the secret could not be logged".to_owned() }
+            Refusal::Retry("the use of the secret could not be logged".to_owned())
         })
     }
 
-    async fn reserve(&self, session: &SessionId) -> Result<(), Refusal> {
-        let Some(budget) = self.budget_tokens else { return Ok(()) };
-        // The sessions that agents create must not multiply the budget.
-        let usage = match self.store.root_usage(session).await {
-            Ok(Some(usage)) => usage,
-            // Builds use the door too, and have no session.
-            Ok(None) => return Ok(()),
-            Err(_) => return Err(Refusal { reason: "cannot read the token budget".to_owned() }),
+    async fn reserve(&self, session: &SessionId, call: &PlannedCall) -> Result<(), Refusal> {
+        let pricing = self.prices.of(call);
+        let most = pricing.most(call.most);
+        let new = NewCall {
+            id: call.id.clone(),
+            session: session.clone(),
+            upstream: call.upstream.clone(),
+            model: call.model.clone(),
+            most,
+            cost: pricing.cost(most),
+            at: now(),
         };
-        let used = usage
-            .input_tokens
-            .saturating_add(usage.output_tokens)
-            .saturating_add(usage.cache_read_tokens)
-            .saturating_add(usage.cache_write_tokens);
-        if used < budget {
-            return Ok(());
+        match self.store.call_begin(self.lease, new, self.budget_tokens).await {
+            Ok(begun) => begun.map_err(|over| refusal(session, call, &over)),
+            Err(error) => {
+                tracing::error!(%session, error = error_chain(&error), "cannot reserve a model call");
+                Err(Refusal::Retry("the server cannot write to its database".to_owned()))
+            }
         }
-        let reason = format!(
-            "token budget reached: {used} of {budget} tokens used; to go on, raise `budget_tokens` \
-             in harvest.toml (or HARVEST_BUDGET_TOKENS) and restart the server"
-        );
-        Err(Refusal { reason })
     }
 
-    async fn settle(&self, session: &SessionId, usage: Usage) {
-        self.write(session, vec![Write::Usage(usage)]).await;
+    async fn settle(&self, _: &SessionId, call: &PlannedCall, usage: Usage) {
+        let cost = self.prices.of(call).cost(usage).unwrap_or_default();
+        retry(|| self.store.call_end(self.lease, &call.id, usage, cost)).await;
     }
 
     async fn count_traffic(&self, session: &SessionId, counts: Vec<TrafficCount>) {

@@ -3,6 +3,8 @@
 
 #[path = "sessions/blobs.rs"]
 mod blobs;
+#[path = "sessions/budgets.rs"]
+mod budgets;
 #[path = "sessions/configured_agents.rs"]
 mod configured_agents;
 #[path = "sessions/create.rs"]
@@ -47,7 +49,7 @@ use async_trait::async_trait;
 use futures_util::StreamExt;
 use harvest_gateway::{
     DoorListener,
-    ledger::{DoorPolicy, GitAccess, Ledger, Tools},
+    ledger::{DoorPolicy, GitAccess, Ledger, Refusal, Tools},
     vault::Vault,
 };
 use harvest_proto::{
@@ -404,9 +406,11 @@ async fn pushed_commit_gets_pull_request_and_evidence() {
     let pushed =
         EventBody::Pushed { repository: demo(), branch: session.branch, commit: commit.clone() };
     ledger.log(&id, pushed).await;
-    assert!(ledger.reserve(&id).await.is_ok());
-    ledger.settle(&id, Usage { input_tokens: 90, output_tokens: 20, ..Usage::default() }).await;
-    let refused = ledger.reserve(&id).await.unwrap_err().reason;
+    let call = planned_call();
+    assert_eq!(ledger.reserve(&id, &call).await, Ok(()));
+    let used = Usage { input_tokens: 90, output_tokens: 20, ..Usage::default() };
+    ledger.settle(&id, &call, used).await;
+    let Err(Refusal::Final(refused)) = ledger.reserve(&id, &planned_call()).await else { panic!() };
     assert!(
         refused.contains("110 of 100 tokens") && refused.contains("budget_tokens"),
         "{refused}"

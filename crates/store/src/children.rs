@@ -1,6 +1,6 @@
 //! Sessions that agents created: the session that created each, and the one at the root.
 
-use harvest_proto::{SessionId, event::Usage};
+use harvest_proto::SessionId;
 
 use crate::{DbRow, Store, StoreError, row, target::Target};
 
@@ -47,24 +47,6 @@ impl Store {
             })
         };
         Ok(self.optional(query, read).await?.unwrap_or(ChildCounts { all: 0, active: 0 }))
-    }
-
-    /// The tokens that a session and all others with the same root have used; `None` when none of
-    /// them exists.
-    pub async fn root_usage(&self, session: &SessionId) -> Result<Option<Usage>, StoreError> {
-        let query = sqlx::query(
-            "WITH top AS (SELECT COALESCE(
-                 (SELECT root FROM child_sessions WHERE session = $1), $1) AS root)
-             SELECT CAST(SUM(input_tokens) AS BIGINT) AS input_tokens,
-                 CAST(SUM(output_tokens) AS BIGINT) AS output_tokens,
-                 CAST(SUM(cache_read_tokens) AS BIGINT) AS cache_read_tokens,
-                 CAST(SUM(cache_write_tokens) AS BIGINT) AS cache_write_tokens
-             FROM sessions WHERE id IN (SELECT root FROM top
-                 UNION ALL SELECT c.session FROM child_sessions c JOIN top ON c.root = top.root)
-             HAVING COUNT(*) > 0",
-        )
-        .bind(session.to_string());
-        self.optional(query, row::usage).await
     }
 }
 

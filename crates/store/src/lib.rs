@@ -12,7 +12,9 @@ mod append;
 mod artifacts;
 mod batch;
 mod blobs;
+mod budgets;
 mod builds;
+mod calls;
 mod checkouts;
 mod children;
 mod commit;
@@ -50,6 +52,8 @@ use std::{collections::HashMap, path::Path, sync::Arc};
 use harvest_proto::{Event, SessionId};
 use tokio::sync::{Mutex, broadcast};
 
+pub use budgets::{BudgetOwner, OverBudget};
+pub use calls::NewCall;
 pub use checkouts::{CheckoutRecord, NewCheckout};
 pub use children::{ChildCounts, Lineage};
 pub use database::{DatabaseUrl, DatabaseUrlError};

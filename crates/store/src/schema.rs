@@ -4,7 +4,7 @@ use sqlx::{AssertSqlSafe, Row};
 
 use crate::{DbConnection, StoreError, dialect::Dialect};
 
-const VERSION: i64 = 9;
+const VERSION: i64 = 10;
 const SCHEMA: &str = include_str!("schema.sql");
 
 /// Creates the tables of a new database in one transaction: a kill in the middle leaves none, and

@@ -127,6 +127,7 @@ CREATE TABLE turns (
     output_tokens BIGINT NOT NULL DEFAULT 0,
     cache_read_tokens BIGINT NOT NULL DEFAULT 0,
     cache_write_tokens BIGINT NOT NULL DEFAULT 0,
+    spent BIGINT NOT NULL DEFAULT 0,
     started_at BIGINT NOT NULL,
     ended_at BIGINT,
     UNIQUE (session, number)
@@ -311,6 +312,40 @@ CREATE TABLE network_log (
     last_at BIGINT NOT NULL,
     PRIMARY KEY (session, turn, name, port, verdict)
 );
+
+CREATE TABLE budgets (
+    owner TEXT PRIMARY KEY,
+    budget BIGINT,
+    spent BIGINT NOT NULL DEFAULT 0,
+    held BIGINT NOT NULL DEFAULT 0,
+    tokens BIGINT NOT NULL DEFAULT 0
+);
+
+CREATE INDEX budgets_limited ON budgets (owner) WHERE budget IS NOT NULL;
+
+CREATE TABLE calls (
+    id TEXT PRIMARY KEY,
+    session TEXT,
+    root TEXT,
+    turn TEXT,
+    repository TEXT,
+    user_email TEXT,
+    day TEXT NOT NULL,
+    upstream TEXT NOT NULL,
+    model TEXT NOT NULL,
+    input_tokens BIGINT NOT NULL,
+    output_tokens BIGINT NOT NULL,
+    cache_read_tokens BIGINT NOT NULL,
+    cache_write_tokens BIGINT NOT NULL,
+    micros BIGINT NOT NULL,
+    priced BIGINT NOT NULL,
+    lease BIGINT,
+    at BIGINT NOT NULL
+);
+
+CREATE INDEX calls_by_time ON calls (at);
+
+CREATE INDEX calls_unsettled ON calls (lease) WHERE lease IS NOT NULL;
 
 CREATE TABLE removals (
     kind TEXT NOT NULL,

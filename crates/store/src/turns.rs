@@ -1,7 +1,7 @@
 //! Turns: runs of prompts, numbered per session.
 
 use harvest_proto::{
-    PromptId, RepositoryName, SessionId, SnapshotId, Timestamp, TurnId, TurnReason,
+    Money, PromptId, RepositoryName, SessionId, SnapshotId, Timestamp, TurnId, TurnReason,
     api::{DiffStat, Turn},
     event::TurnOutcome,
 };
@@ -122,6 +122,7 @@ fn read(row: &DbRow) -> Result<Turn, StoreError> {
         after: row::count_optional(row, "after_turn")?,
         diff: diff(row)?,
         usage: row::usage(row)?,
+        spent_micros: Money::from_micros(row::count(row, "spent")?),
         outcome: row::enum_name_optional(row, "outcome")?,
         reason: row::parsed_optional(row, "reason")?,
         snapshot_id: row::parsed_optional(row, "snapshot")?.filter(|_| !gone),

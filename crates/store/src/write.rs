@@ -4,15 +4,16 @@
 use std::sync::Arc;
 
 use harvest_proto::{
-    AgentName, BranchName, Effort, Event, EventBody, ModelRef, PromptId, RepositoryName, SessionId,
-    SnapshotId, Timestamp, TrafficCount, TurnId, TurnReason,
+    AgentName, BranchName, Effort, Event, EventBody, ModelRef, Money, PromptId, RepositoryName,
+    SessionId, SnapshotId, Timestamp, TrafficCount, TurnId, TurnReason,
     api::{AgentInfo, Artifact, DiffStat, NetworkRule, PromptStatus, PullRequest},
     bridge::OutboxEvent,
-    event::{SnapshotKind, TurnOutcome, Usage},
+    event::{SnapshotKind, TurnOutcome},
 };
 
 use crate::{
     DbConnection, Lease, StoreError, artifacts,
+    budgets::{self, BudgetOwner},
     checkouts::{self, CheckoutColumn},
     children::{self, Lineage},
     events::{self, NewEvents},
@@ -144,8 +145,8 @@ pub enum Write {
     Diff(String),
     /// Adds a file that the agent handed over; its content is stored already.
     Artifact(Box<Artifact>),
-    /// Adds to the token usage of the session and of its turn in progress.
-    Usage(Usage),
+    /// Sets or removes the session's budget.
+    Budget(Option<Money>),
     /// Records a push through the git door.
     Pushed {
         repository: RepositoryName,
@@ -307,7 +308,10 @@ async fn apply_one(target: &mut Target<'_>, write: Write) -> Result<(), StoreErr
             checkouts::update(target, CheckoutColumn::Reviewed, repository, commit).await
         }
         Write::Artifact(artifact) => artifacts::insert(target, *artifact).await,
-        Write::Usage(usage) => sessions::add_usage(target, usage).await,
+        Write::Budget(limit) => {
+            let owner = BudgetOwner::Session(target.session.clone());
+            budgets::set(target.connection, &owner, limit).await
+        }
         Write::CreatedId { key, id } => idempotency::add_created_id(target, key, id).await,
         Write::Position(position) => sessions::set_position(target, position).await,
     }

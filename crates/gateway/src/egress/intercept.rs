@@ -193,7 +193,7 @@ impl<'a> Interception<'a> {
             path: crate::vault::redact(&path, &values.iter().collect::<Vec<_>>()),
         };
         let recorded = self.door.shared.ledger.record_use(&self.door.policy.session, used).await;
-        recorded.map_err(|refused| refusal(StatusCode::SERVICE_UNAVAILABLE, &refused.reason))
+        recorded.map_err(|refused| refusal(StatusCode::SERVICE_UNAVAILABLE, &refused.to_string()))
     }
 }
 

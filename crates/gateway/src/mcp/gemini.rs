@@ -4,15 +4,16 @@
 use std::{fmt::Write as _, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use harvest_proto::{NetworkPolicy, Secret, event::Usage};
-use hyper::{Method, header::HeaderValue};
+use harvest_proto::{CallId, NetworkPolicy, Secret, event::Usage};
+use hyper::{Method, StatusCode, header::HeaderValue};
 use serde_json::{Value, json};
 
 use super::McpServer;
 use crate::{
     door::Door,
     http::{self, Reach},
-    ledger::{ToolResult, Tools},
+    ledger::{PlannedCall, ToolResult, Tools},
+    model::{bounded, most_tokens},
     vault::redact,
 };
 
@@ -76,8 +77,7 @@ impl Tools for GeminiTools {
         // A task of its own: an agent that disconnects must not avoid the count of its tokens.
         let asked = tokio::spawn(async move {
             let _slot = slot;
-            let asked = tokio::time::timeout(CALL_TIMEOUT, ask(&door, &server, &body)).await;
-            asked.unwrap_or_else(|_| Err("the Gemini API did not answer in time".to_owned()))
+            ask(&door, &server, &body).await
         });
         let asked = asked.await;
         let asked = asked.unwrap_or_else(|_| Err("the tool panicked; see the log".to_owned()));
@@ -113,8 +113,35 @@ fn request_body(text: &str, research: bool) -> Value {
 }
 
 async fn ask(door: &Door, server: &McpServer, body: &Value) -> Result<String, String> {
-    let (shared, session) = (&door.shared, &door.policy.session);
-    shared.ledger.reserve(session).await.map_err(|refusal| refusal.reason)?;
+    let (ledger, session) = (&door.shared.ledger, &door.policy.session);
+    let call = PlannedCall {
+        id: CallId::random(),
+        upstream: "gemini".parse().expect("a built-in name is valid"),
+        keyed: server.secret.is_some(),
+        model: server.url.rsplit('/').next().unwrap_or_default().to_owned(),
+        most: most_tokens(body.to_string().as_bytes())?,
+    };
+    ledger.reserve(session, &call).await.map_err(|refusal| refusal.to_string())?;
+    // Whatever happens, the call is settled.
+    let exchanged = tokio::time::timeout(CALL_TIMEOUT, exchange(door, server, body)).await;
+    let exchanged =
+        exchanged.unwrap_or_else(|_| Err("the Gemini API did not answer in time".into()));
+    let used = exchanged.as_ref().map_or_else(|_| Usage::default(), |(_, answer)| usage(answer));
+    ledger.settle(session, &call, bounded(used)).await;
+    let (status, answer) = exchanged?;
+    if !status.is_success() {
+        let why = answer["error"]["message"].as_str().unwrap_or("it gave no reason");
+        return Err(format!("the Gemini API refused the call ({status}): {why}"));
+    }
+    answer_text(&answer).ok_or_else(|| "the Gemini API gave no answer".to_owned())
+}
+
+async fn exchange(
+    door: &Door,
+    server: &McpServer,
+    body: &Value,
+) -> Result<(StatusCode, Value), String> {
+    let shared = &door.shared;
     let key = match &server.secret {
         Some(secret) => {
             let missing = || format!("no key is stored; `harvest secret set {secret}` stores it");
@@ -132,12 +159,7 @@ async fn ask(door: &Door, server: &McpServer, body: &Value) -> Result<String, St
     let status = sent.status();
     let text = redact(&http::read_text(sent, MAX_RESPONSE_BYTES).await, &secrets);
     let answer: Value = harvest_proto::json::from_slice(text.as_bytes()).unwrap_or_default();
-    shared.ledger.settle(session, usage(&answer)).await;
-    if !status.is_success() {
-        let why = answer["error"]["message"].as_str().unwrap_or("it gave no reason");
-        return Err(format!("the Gemini API refused the call ({status}): {why}"));
-    }
-    answer_text(&answer).ok_or_else(|| "the Gemini API gave no answer".to_owned())
+    Ok((status, answer))
 }
 
 fn outgoing(
@@ -180,9 +202,10 @@ fn usage(answer: &Value) -> Usage {
     let count = |name: &str| answer["usageMetadata"][name].as_u64().unwrap_or(0);
     let cached = count("cachedContentTokenCount");
     Usage {
-        input_tokens: (count("promptTokenCount") + count("toolUsePromptTokenCount"))
+        input_tokens: count("promptTokenCount")
+            .saturating_add(count("toolUsePromptTokenCount"))
             .saturating_sub(cached),
-        output_tokens: count("candidatesTokenCount") + count("thoughtsTokenCount"),
+        output_tokens: count("candidatesTokenCount").saturating_add(count("thoughtsTokenCount")),
         cache_read_tokens: cached,
         cache_write_tokens: 0,
     }

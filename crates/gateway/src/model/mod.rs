@@ -9,6 +9,7 @@
 mod catalog;
 mod chat_usage;
 mod forward;
+mod most_tokens;
 mod outside;
 mod route;
 mod scripted;
@@ -18,7 +19,7 @@ mod usage;
 use std::{sync::Arc, time::Instant};
 
 use bytes::Bytes;
-use harvest_proto::{EventBody, UpstreamKind, UpstreamName, event::Usage};
+use harvest_proto::{CallId, EventBody, UpstreamKind, UpstreamName, event::Usage};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::{
     HeaderMap, Method, Request, Response, StatusCode,
@@ -32,15 +33,18 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use crate::{
     door::Door,
     http::{self, Abort, Body},
+    ledger::{PlannedCall, Refusal},
     policy::{self, Verdict},
 };
 
 pub(crate) use catalog::list as list_models;
+pub(crate) use most_tokens::most_tokens;
 use outside::OutsideError;
 use route::{Endpoint, Route};
 pub(crate) use scripted::FailureCounts;
 pub(crate) use upstreams::check_service_url;
 pub use upstreams::{Upstream, UpstreamError, Upstreams};
+pub(crate) use usage::bounded;
 
 const UPSTREAM: HeaderName = HeaderName::from_static("x-harvest-upstream");
 // The API's limit for a request.
@@ -91,14 +95,10 @@ pub(crate) async fn answer(
     if let Err(refused) = outside::check(route.endpoint, &body, &door.network()) {
         return Ok(refuse_outside(&door, refused).await);
     }
-    if !route.endpoint.is_catalog()
-        && let Err(refusal) = door.shared.ledger.reserve(&door.policy.session).await
-    {
-        return Ok(refuse_budget(&refusal.reason));
-    }
     let (method, headers) = (parts.method, parts.headers);
     let call = Call { door, route, upstream, method, headers, body, _memory: memory };
-    // A separate task: it records the usage even when the agent disconnects or the door closes.
+    // A separate task: what it reserves is settled even when the agent disconnects or the door
+    // closes.
     let (reply, answered) = oneshot::channel();
     tokio::spawn(call.run(reply));
     answered.await.unwrap_or(Err(Abort))
@@ -183,24 +183,52 @@ async fn read_body(body: Incoming) -> Result<Bytes, Result<Response<Body>, Abort
 
 impl Call {
     async fn run(self, reply: Reply) {
-        let started = Instant::now();
-        let result = match self.upstream.kind {
-            UpstreamKind::Scripted => scripted::answer(&self, reply).await,
-            _ => forward::answer(&self, reply).await,
+        if !self.route.endpoint.uses_tokens() {
+            self.make(reply).await;
+            return;
+        }
+        let planned = match self.plan() {
+            Ok(planned) => planned,
+            Err(message) => {
+                let refused = error(StatusCode::BAD_REQUEST, "invalid_request_error", &message);
+                respond(reply, refused);
+                return;
+            }
         };
         let (ledger, session) = (&self.door.shared.ledger, &self.door.policy.session);
-        let usage = usage::bounded(result.usage);
-        ledger.settle(session, usage).await;
-        if self.route.endpoint.uses_tokens() {
-            let event = EventBody::ModelCall {
-                upstream: self.route.upstream.to_string(),
-                model: self.model(),
-                status: result.status.as_u16(),
-                usage,
-                millis: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
-            };
-            self.door.log(event).await;
+        if let Err(refusal) = ledger.reserve(session, &planned).await {
+            respond(reply, refuse_budget(&refusal));
+            return;
         }
+        let started = Instant::now();
+        let result = self.make(reply).await;
+        let usage = bounded(result.usage);
+        ledger.settle(session, &planned, usage).await;
+        let event = EventBody::ModelCall {
+            upstream: planned.upstream.to_string(),
+            model: planned.model,
+            status: result.status.as_u16(),
+            usage,
+            millis: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
+        };
+        self.door.log(event).await;
+    }
+
+    async fn make(&self, reply: Reply) -> CallResult {
+        match self.upstream.kind {
+            UpstreamKind::Scripted => scripted::answer(self, reply).await,
+            _ => forward::answer(self, reply).await,
+        }
+    }
+
+    fn plan(&self) -> Result<PlannedCall, String> {
+        Ok(PlannedCall {
+            id: CallId::random(),
+            upstream: self.route.upstream.clone(),
+            keyed: self.upstream.secret.is_some() || self.upstream.oauth_secret.is_some(),
+            model: self.model(),
+            most: most_tokens(&self.body)?,
+        })
     }
 
     /// Names the upstream in a response.
@@ -246,10 +274,18 @@ fn error(status: StatusCode, kind: &str, message: &str) -> Response<Body> {
     error_with_code(status, kind, None, message)
 }
 
-// Agents retry neither 400 nor 403, and call the latter an authentication failure.
-fn refuse_budget(reason: &str) -> Response<Body> {
-    let (status, kind) = (StatusCode::BAD_REQUEST, "invalid_request_error");
-    error_with_code(status, kind, Some("insufficient_quota"), reason)
+// Agents retry neither 400 nor 403, and call the latter an authentication failure. All retry 429,
+// but clients of OpenAI not with the code `insufficient_quota`.
+fn refuse_budget(refusal: &Refusal) -> Response<Body> {
+    let (status, kind, code) = match refusal {
+        Refusal::Final(_) => {
+            (StatusCode::BAD_REQUEST, "invalid_request_error", "insufficient_quota")
+        }
+        Refusal::Retry(_) => {
+            (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "rate_limit_exceeded")
+        }
+    };
+    error_with_code(status, kind, Some(code), &refusal.to_string())
 }
 
 fn error_with_code(

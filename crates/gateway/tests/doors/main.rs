@@ -23,7 +23,9 @@ use std::{
 use async_trait::async_trait;
 use harvest_gateway::{
     DoorHandle, DoorSocket, Gateway, GatewayConfig,
-    ledger::{DoorPolicy, HostSecret, HostSecretUse, Ledger, Refusal, ResolvedPolicy, Tools},
+    ledger::{
+        DoorPolicy, HostSecret, HostSecretUse, Ledger, PlannedCall, Refusal, ResolvedPolicy, Tools,
+    },
 };
 use harvest_proto::{
     EventBody, NetworkPolicy, Secret, SecretOwner, SessionId, TrafficCount, UpstreamName,
@@ -45,7 +47,8 @@ struct RecordingLedger {
     host_secrets: Mutex<Vec<HostSecret>>,
     uses: Mutex<Vec<HostSecretUse>>,
     log_fails: Mutex<bool>,
-    refusal: Option<&'static str>,
+    refusal: Option<Refusal>,
+    planned: Mutex<Vec<PlannedCall>>,
     events: Mutex<Vec<EventBody>>,
     settled: Mutex<Vec<Usage>>,
     traffic: Mutex<Vec<TrafficCount>>,
@@ -69,17 +72,20 @@ impl Ledger for RecordingLedger {
 
     async fn record_use(&self, _: &SessionId, used: HostSecretUse) -> Result<(), Refusal> {
         if *self.log_fails.lock().unwrap() {
-            return Err(Refusal { reason: "no log".to_owned() });
+            return Err(Refusal::Retry("no log".to_owned()));
         }
         self.uses.lock().unwrap().push(used);
         Ok(())
     }
 
-    async fn reserve(&self, _: &SessionId) -> Result<(), Refusal> {
-        self.refusal.map_or(Ok(()), |reason| Err(Refusal { reason: reason.to_owned() }))
+    async fn reserve(&self, _: &SessionId, call: &PlannedCall) -> Result<(), Refusal> {
+        self.refusal.clone().map_or(Ok(()), Err)?;
+        self.planned.lock().unwrap().push(call.clone());
+        Ok(())
     }
 
-    async fn settle(&self, _: &SessionId, usage: Usage) {
+    async fn settle(&self, _: &SessionId, call: &PlannedCall, usage: Usage) {
+        assert!(self.planned.lock().unwrap().contains(call), "{call:?} was not reserved");
         self.settled.lock().unwrap().push(usage);
     }
 

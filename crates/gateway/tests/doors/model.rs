@@ -20,7 +20,10 @@ use axum::{
     routing::post,
 };
 use futures_util::{StreamExt, stream};
-use harvest_gateway::{GatewayConfig, Upstream, Upstreams};
+use harvest_gateway::{
+    GatewayConfig, Upstream, Upstreams,
+    ledger::{MostTokens, Refusal},
+};
 use harvest_proto::{EventBody, UpstreamName, door::MODEL_NAME, event::Usage};
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::watch};
@@ -298,11 +301,38 @@ async fn oversized_request_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn call_refused_by_ledger_is_invalid_request() {
-    let ledger = RecordingLedger {
-        refusal: Some("the budget of 5 USD is used up"),
-        ..RecordingLedger::default()
+async fn call_refused_for_now_can_be_retried() {
+    let refusal = Some(Refusal::Retry("held by calls in progress".into()));
+    let ledger = RecordingLedger { refusal, ..RecordingLedger::default() };
+    let agent = Agent::new(ledger, GatewayConfig::default(), UpstreamName::scripted()).await;
+    let (status, body) = agent.json(&request(&[user("hi")], true)).await;
+    assert_eq!((status, &body["error"]["type"]), (429, &json!("rate_limit_error")));
+    assert_eq!(body["error"]["code"], "rate_limit_exceeded");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn call_is_reserved_with_its_bounds() {
+    let ledger = RecordingLedger::default();
+    let agent = Agent::new(ledger, GatewayConfig::default(), UpstreamName::scripted()).await;
+    let mut asked = request(&[user("hi")], false);
+    asked["max_tokens"] = json!(77);
+    agent.json(&asked).await;
+    let planned = agent.door.ledger.planned.lock().unwrap().remove(0);
+    let expected = MostTokens {
+        input: Some((asked.to_string().len() as u64).div_ceil(3)),
+        output: Some(77),
+        responses: 1,
     };
+    assert_eq!((planned.most, planned.keyed), (expected, false));
+    let (status, body) = agent.json(&json!({"model": "scripted", "messages": [], "n": "8"})).await;
+    assert_eq!((status, &body["error"]["type"]), (400, &json!("invalid_request_error")));
+    assert_eq!(agent.door.ledger.planned.lock().unwrap().len(), 0, "nothing was reserved");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn call_refused_by_ledger_is_invalid_request() {
+    let refusal = Some(Refusal::Final("the budget of 5 USD is used up".into()));
+    let ledger = RecordingLedger { refusal, ..RecordingLedger::default() };
     let agent = Agent::new(ledger, GatewayConfig::default(), UpstreamName::scripted()).await;
     let (status, body) = agent.json(&request(&[user("hi")], true)).await;
     assert_eq!((status, &body["type"]), (400, &json!("error")));
@@ -495,7 +525,7 @@ async fn json_responses_are_counted_and_count_tokens_free() {
     assert!(
         matches!(&events[..], [EventBody::ModelCall { usage, .. }] if usage.output_tokens == 6)
     );
-    assert_eq!(agent.door.ledger.settled.lock().unwrap()[0], Usage::default());
+    assert_eq!(agent.door.ledger.settled.lock().unwrap().len(), 1);
     assert_eq!(seen.lock().unwrap()[0].0, "/v1/messages/count_tokens");
 }
 

@@ -3,7 +3,8 @@
 use clap::{Args, Subcommand, builder::PossibleValuesParser};
 
 use harvest_proto::{
-    AgentName, BranchName, Effort, ModelRef, NetworkPolicy, RepositoryRef, api::SessionState,
+    AgentName, BranchName, Effort, ModelRef, Money, NetworkPolicy, RepositoryRef, SpendingScope,
+    api::SessionState,
 };
 
 use super::{SessionArg, units, words};
@@ -59,6 +60,10 @@ pub(crate) struct RunArgs {
     /// A name that the session may connect to besides: NAME, or NAME:PORT,PORT
     #[arg(long, value_name = "NAME")]
     pub(crate) allow: Vec<String>,
+    /// What the session's model calls may cost in dollars, at list prices, with those of sessions
+    /// that its agent creates; `harvest budget` raises it
+    #[arg(long, value_name = "AMOUNT")]
+    pub(crate) budget: Option<Money>,
     /// A variable for hooks, agent and commands; NAME alone passes the value of this environment.
     /// Not for secrets: every process in the sandbox can read it
     #[arg(short, long = "env", value_name = "NAME=VALUE")]
@@ -254,4 +259,35 @@ pub(crate) struct EventsArgs {
 pub(crate) enum PrCommand {
     /// Show the pull request with the result of Harvest's own check
     Show(SessionArg),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BudgetArgs {
+    /// The session, and the new amount in dollars, or `none`; only an amount with --repository,
+    /// --user or --day [default: list the budgets besides those of sessions]
+    #[arg(value_name = "SESSION|AMOUNT")]
+    pub(crate) arguments: Vec<String>,
+    /// The budget of all sessions whose first repository this is: OWNER/NAME, or NAME if only one
+    /// has it
+    #[arg(short, long, value_name = "REPOSITORY")]
+    pub(crate) repository: Option<RepositoryRef>,
+    /// The budget of all sessions of the user with this e-mail address
+    #[arg(long, value_name = "EMAIL", conflicts_with = "repository")]
+    pub(crate) user: Option<String>,
+    /// The budget of each day (UTC) of the server
+    #[arg(long, conflicts_with_all = ["repository", "user"])]
+    pub(crate) day: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StatsArgs {
+    /// Only calls of this time, such as `24h` or `7d`
+    #[arg(long, value_name = "TIME", default_value = "30d")]
+    pub(crate) since: humantime::Duration,
+    /// Add up by `session`, `repository`, `user` or `day`
+    #[arg(
+        long, value_name = "SCOPE", default_value = "day",
+        value_parser = words::<SpendingScope>(SpendingScope::WORDS)
+    )]
+    pub(crate) by: SpendingScope,
 }

@@ -2,6 +2,8 @@
 
 use std::str::FromStr;
 
+use harvest_proto::{InvalidMoney, Money};
+
 /// A number of bytes: `512m`, `10g`, `4096`. Units are powers of 1024.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
 #[serde(try_from = "String")]
@@ -62,6 +64,21 @@ impl FromStr for Cores {
         cores
             .map(Self)
             .ok_or_else(|| format!("`{text}` is not a number of cores; write it as `2` or `0.5`"))
+    }
+}
+
+/// An amount in dollars: `2.50`; `none` removes a limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Amount(pub(crate) Option<Money>);
+
+impl FromStr for Amount {
+    type Err = InvalidMoney;
+
+    fn from_str(text: &str) -> Result<Self, InvalidMoney> {
+        match text {
+            "none" => Ok(Self(None)),
+            amount => amount.parse().map(|amount| Self(Some(amount))),
+        }
     }
 }
 

@@ -6,6 +6,7 @@ mod archive;
 mod artifacts;
 mod attach;
 mod background;
+mod budget;
 mod completion;
 mod config;
 mod cp;
@@ -40,6 +41,7 @@ mod send;
 mod shell;
 mod show;
 mod snapshot;
+mod stats;
 mod status;
 mod stop;
 mod terminate;
@@ -104,6 +106,8 @@ pub(crate) async fn run(ctx: &Invocation, command: Option<Command>) -> Result<u8
         Command::Schedule(verb) => schedule::run(ctx, verb).await,
         Command::Secret(verb) => secret::run(ctx, &verb).await,
         Command::Models => models::run(ctx).await,
+        Command::Budget(args) => budget::run(ctx, args).await,
+        Command::Stats(args) => stats::run(ctx, &args).await,
         Command::Memory(verb) => memory::run(ctx, verb).await,
         Command::Net(verb) => net::run(ctx, &verb).await,
         Command::Token(verb) => token::run(ctx, verb).await,

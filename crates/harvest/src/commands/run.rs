@@ -56,6 +56,7 @@ pub(crate) async fn run(ctx: &Invocation, args: RunArgs) -> Result<u8> {
         attachments,
         network: args.net,
         allow: args.allow,
+        budget_micros: args.budget,
         env,
         no_questions: args.no_questions,
         from,

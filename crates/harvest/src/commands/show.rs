@@ -1,7 +1,10 @@
 //! `harvest show`: prints a session with its turns.
 
 use anyhow::Result;
-use harvest_proto::api::{Session, SessionRepository, Turn};
+use harvest_proto::{
+    Money,
+    api::{Session, SessionRepository, Turn},
+};
 
 use super::{ls::age, turns};
 use crate::{Invocation, cli::SessionArg, render::truncate, sanitize::sanitize, style::Palette};
@@ -31,6 +34,7 @@ fn text(style: Palette, session: &Session, turns: &[Turn]) -> String {
         ("network", session.network.to_string()),
         ("author", format!("{} <{}>", session.author.name, session.author.email)),
         ("tokens", format!("{read} in, {} out", usage.output_tokens)),
+        ("cost", cost_line(session)),
         ("queued", session.queued.to_string()),
     ];
     let mut add = |name, value: Option<String>| lines.extend(value.map(|value| (name, value)));
@@ -67,6 +71,12 @@ fn text(style: Palette, session: &Session, turns: &[Turn]) -> String {
     lines.chain(turns.iter().map(|turn| turn_line(style, turn))).collect()
 }
 
+/// `$1.20 of $2.50`
+fn cost_line(session: &Session) -> String {
+    let limit = session.budget_micros.map_or_else(String::new, |limit| format!(" of {limit}"));
+    format!("{}{limit}", session.spent_micros)
+}
+
 /// `claude 2.1.325 (opus, effort high)`
 fn agent_line(session: &Session) -> String {
     let info = session.agent_info.as_ref();
@@ -87,7 +97,9 @@ fn turn_line(style: Palette, turn: &Turn) -> String {
     let outcome = style.state(&turns::outcome(turn));
     let time = turns::took(turn).map_or_else(String::new, |time| format!(" in {time}"));
     let why = turn.reason.map_or_else(String::new, |reason| format!(" ({reason})"));
+    let cost = Some(turn.spent_micros).filter(|cost| *cost > Money::ZERO);
+    let cost = cost.map_or_else(String::new, |cost| format!(" for {cost}"));
     let saved = turn.snapshot_id.as_ref().map(|snapshot| format!(", saved as {snapshot}"));
     let name = style.dim(&format!("turn {:<9}", turn.number));
-    format!("{name}{outcome}{why}{time}{}\n", saved.unwrap_or_default())
+    format!("{name}{outcome}{why}{time}{cost}{}\n", saved.unwrap_or_default())
 }

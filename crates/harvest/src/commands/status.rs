@@ -95,6 +95,7 @@ mod tests {
             "author": { "name": "You", "email": "you@localhost" }, "sandbox": null, "epoch": 0,
             "snapshot_id": null, "forked_from": null, "turns": 0, "queued": 0,
             "usage": { "input_tokens": 0, "output_tokens": 0, "cache_read_tokens": 0, "cache_write_tokens": 0 },
+            "spent_micros": 0,
             "repositories": [], "env": [], "seq": 1, "created_at": "1970-01-01T00:00:00.000Z",
             "last_activity": "1970-01-01T00:00:00.000Z",
         });

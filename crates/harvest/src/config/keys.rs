@@ -115,7 +115,12 @@ table! {
             "The e-mail address of the commit author";
         budget_tokens: u64, "number", "no limit",
             "Model calls are refused once a session, with those that its agent created, has used \
-             this many tokens";
+             this many tokens. `harvest budget` sets limits in money";
+        prices: PathBuf, "path", "the prices that come with Harvest",
+            "A file with prices of models in US dollars per million tokens: `[[price]]` with \
+             `models = [\"NAME\", \"PREFIX*\"]`, `input`, `output` and, if they differ from `input`, \
+             `cache_read` and `cache_write`; optional are `upstream`, `context` and `max_output`, the \
+             most tokens of a prompt and a response. Its entries come before those of Harvest";
         schedule: bool, "`true` or `false`", "`true`",
             "Whether the server looks at every repository each half hour and rebuilds those that \
              have moved";

@@ -44,6 +44,7 @@ const SAMPLES: &[(&str, &str, &str)] = &[
     ("author_name", "\"file\"", "env"),
     ("author_email", "\"file\"", "env"),
     ("budget_tokens", "1", "2"),
+    ("prices", "\"/file\"", "/env"),
     ("schedule", "false", "true"),
     ("store_driver", "\"btrfs\"", "auto"),
     ("state_size", "\"3g\"", "4g"),

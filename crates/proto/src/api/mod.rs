@@ -1,6 +1,7 @@
 //! Bodies of the HTTP API, shared by the server, the CLI and the tests. One file per resource.
 
 mod artifacts;
+mod budgets;
 mod common;
 mod diffs;
 mod disks;
@@ -26,6 +27,7 @@ pub use artifacts::{
     Artifact, InvalidArtifact, MAX_ARTIFACT_BYTES, MAX_ARTIFACTS_BYTES, check_artifact_name,
     check_media_type,
 };
+pub use budgets::{Budget, SetBudget, Spending};
 pub use common::{Page, Problem};
 pub use diffs::{ChangeKind, DiffFiles, DiffStat, FileChange, FileChanges, FileDiff};
 pub use disks::{

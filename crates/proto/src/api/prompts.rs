@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AgentName, Effort, ModelRef, PromptId, PromptText, SnapshotId, Timestamp, TurnId, TurnReason,
+    AgentName, Effort, ModelRef, Money, PromptId, PromptText, SnapshotId, Timestamp, TurnId,
+    TurnReason,
     api::DiffStat,
     bridge::Author,
     event::{TurnOutcome, Usage},
@@ -145,6 +146,8 @@ pub struct Turn {
     pub diff: Option<DiffStat>,
     /// Tokens used by the turn.
     pub usage: Usage,
+    /// Cost of the turn in millionths of a US dollar, at list prices.
+    pub spent_micros: Money,
     /// How the turn ended; null while it runs.
     pub outcome: Option<TurnOutcome>,
     /// Why it did not complete.

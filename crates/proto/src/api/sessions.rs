@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AgentName, BranchName, Effort, ModelRef, NetworkPolicy, PromptText, RepositoryName,
+    AgentName, BranchName, Effort, ModelRef, Money, NetworkPolicy, PromptText, RepositoryName,
     RepositoryRef, SandboxId, Secret, SessionId, SnapshotId, StateReason, Timestamp,
     api::{CreateAttachment, PullRequest},
     bridge::Author,
@@ -109,6 +109,9 @@ pub struct CreateSession {
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(max_items = 200))]
     pub allow: Vec<String>,
+    /// What the model calls of the session, and of those that its agent creates, may cost:
+    /// millionths of a US dollar, at list prices; no limit when absent.
+    pub budget_micros: Option<Money>,
     /// Author of the commits; the token's user when absent.
     pub author: Option<Author>,
     /// Environment variables for hooks, agent and commands. Not for secrets: every process in the
@@ -224,6 +227,11 @@ pub struct Session {
     pub queued: u32,
     /// Tokens used by the session.
     pub usage: Usage,
+    /// What the session may spend, with those that its agent created, in millionths of a US dollar;
+    /// null for no limit.
+    pub budget_micros: Option<Money>,
+    /// What they have spent, at list prices.
+    pub spent_micros: Money,
     /// Number of the session's first pull request.
     pub pr_number: Option<u64>,
     /// Web page of that pull request.

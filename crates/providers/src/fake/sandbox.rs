@@ -46,6 +46,8 @@ struct FakeTurn {
     prompt: PromptId,
     deaf: bool,
     request: Option<String>,
+    /// Why it fails.
+    error: Option<String>,
 }
 
 impl FakeSandbox {
@@ -298,6 +300,7 @@ impl SandboxContent {
             prompt: order.prompt.clone(),
             deaf: verb == "deaf",
             request: None,
+            error: (verb == "fail").then(|| order.text.clone()),
         });
         self.event(EventBody::TurnStarted { prompt: order.prompt.clone(), number: order.number });
         match verb {
@@ -354,6 +357,7 @@ impl SandboxContent {
     fn end(&mut self, outcome: TurnOutcome) {
         let Some(turn) = &mut self.turn else { return };
         let (prompt, open) = (turn.prompt.clone(), turn.request.take());
+        let error = turn.error.take();
         if let Some(request) = open {
             self.event(EventBody::RequestClosed { request, answer: None });
         }
@@ -362,7 +366,7 @@ impl SandboxContent {
                 *progress = PromptProgress::Ended;
             }
         }
-        self.event(EventBody::TurnEnded { prompt, outcome, reason: None, error: None, millis: 1 });
+        self.event(EventBody::TurnEnded { prompt, outcome, reason: None, error, millis: 1 });
         self.turn = None;
     }
 }

@@ -3,6 +3,7 @@
 
 mod artifacts;
 mod blobs;
+mod budgets;
 mod events;
 mod exec;
 mod files;
@@ -54,6 +55,7 @@ pub(crate) fn routes() -> Routes<ServerState> {
         schedule::routes(),
         memory::routes(),
         network::routes(),
+        budgets::routes(),
         models::routes(),
         secrets::routes(),
         tokens::routes(),

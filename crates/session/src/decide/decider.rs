@@ -179,7 +179,7 @@ impl<'a> Decider<'a> {
         let Some(prompt) = self.state.queue.pop_front() else { return };
         let SandboxState::Ready { activity, .. } = &mut self.state.sandbox else { return };
         self.state.turns += 1;
-        self.state.blocked = false;
+        (self.state.blocked, self.state.over_budget) = (false, false);
         let (turn, number) = (self.context.turn.clone(), self.state.turns);
         *activity = Activity::Turn(Turn {
             prompt: prompt.clone(),
@@ -388,6 +388,7 @@ impl<'a> Decider<'a> {
             TurnOutcome::Interrupted => PromptStatus::Interrupted,
         };
         self.requeue_answer(&mut turn);
+        self.state.over_budget = reason == Some(TurnReason::Budget);
         self.set_prompt_status(turn.prompt.clone(), PromptStatus::Dispatched, to);
         self.actions.push(Action::TurnEnded {
             turn: turn.turn,
@@ -420,6 +421,9 @@ impl<'a> Decider<'a> {
             SandboxState::Ready { activity, .. } => match activity {
                 Activity::Idle { .. } if self.state.blocked => {
                     show(SessionState::NeedsInput, StateReason::Blocked)
+                }
+                Activity::Idle { .. } if self.state.over_budget => {
+                    show(SessionState::NeedsInput, StateReason::Budget)
                 }
                 Activity::Idle { freeze: FreezeState::Frozen, .. } => {
                     show(SessionState::Idle, StateReason::Frozen)

@@ -42,7 +42,7 @@ impl Decider<'_> {
             // The snapshot of a turn holds the conversation up to there.
             self.state.has_conversation = snapshot.is_some();
             self.state.latest_snapshot = snapshot.clone();
-            self.state.blocked = false;
+            (self.state.blocked, self.state.over_budget) = (false, false);
             self.actions.push(Action::Restored { snapshot, turn });
         }
     }

@@ -52,6 +52,8 @@ pub struct State {
     pub failed_checks: Option<String>,
     /// The agent reported in the last turn that it cannot go on without a person.
     pub blocked: bool,
+    /// The last turn ended because a budget is used up.
+    pub over_budget: bool,
     /// This server shuts down. Not stored: the next server does not.
     #[serde(skip)]
     pub suspending: bool,
@@ -298,6 +300,7 @@ impl State {
             retry_at: None,
             failed_checks: None,
             blocked: false,
+            over_budget: false,
             suspending: false,
         }
     }

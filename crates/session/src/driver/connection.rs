@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use harvest_gateway::{DoorListener, ledger::DoorPolicy};
 use harvest_proto::{
-    EventBody, SandboxId, SessionId,
+    BUDGET_REACHED, EventBody, SandboxId, SessionId, TurnReason,
     api::AgentInfo,
     bridge::{BridgeRole, OutboxEvent, ToSupervisor},
     event::{BootFailure, BootPhase, PhaseStatus, TurnOutcome},
@@ -117,7 +117,7 @@ impl Driver {
         let mut decision = Decision { state: self.state.clone(), actions: Vec::new() };
         let (mut writes, mut history) = (Vec::new(), self.history.clone());
         for event in &mut fresh {
-            add_stop_reason(&mut event.body, &decision.state);
+            add_end_reason(&mut event.body, &decision.state);
             let input = input_of(epoch, event);
             writes.push(history_write(&mut history, epoch, event.clone()));
             writes.extend(agent_info(&event.body).map(|info| Write::AgentInfo(Box::new(info))));
@@ -396,11 +396,18 @@ fn agent_info(body: &EventBody) -> Option<AgentInfo> {
     Some(AgentInfo { version: version.clone(), model: model.clone(), mcp: mcp.clone() })
 }
 
-/// The supervisor stops a turn on request; the server knows whose request it was.
-fn add_stop_reason(body: &mut EventBody, state: &State) {
-    if let EventBody::TurnEnded { outcome: TurnOutcome::Stopped, reason: reason @ None, .. } = body
-    {
-        *reason = state.turn().map(Turn::stop_reason);
+/// Completes the reason for the end of a turn. The supervisor stops a turn on request, but the
+/// server knows whose request it was; an agent fails when a model call is refused, and repeats what
+/// the gateway said.
+fn add_end_reason(body: &mut EventBody, state: &State) {
+    match body {
+        EventBody::TurnEnded { outcome: TurnOutcome::Stopped, reason: reason @ None, .. } => {
+            *reason = state.turn().map(Turn::stop_reason);
+        }
+        EventBody::TurnEnded {
+            outcome: TurnOutcome::Failed, reason, error: Some(error), ..
+        } if error.contains(BUDGET_REACHED.trim_end()) => *reason = Some(TurnReason::Budget),
+        _ => {}
     }
 }
 
@@ -448,6 +455,27 @@ mod tests {
         assert_eq!(turn.stop_reason().as_str(), "stopped");
         turn.overdue = true;
         assert_eq!(turn.stop_reason().as_str(), "time_limit");
+    }
+
+    #[test]
+    fn refused_call_ends_turn_for_its_budget() {
+        let state = State::new(None, false);
+        let reason = |outcome, error: &str| {
+            let mut body = EventBody::TurnEnded {
+                prompt: harvest_proto::PromptId::random(),
+                outcome,
+                reason: Some(TurnReason::AgentFailed),
+                error: Some(error.to_owned()),
+                millis: 1,
+            };
+            add_end_reason(&mut body, &state);
+            let EventBody::TurnEnded { reason, .. } = body else { unreachable!() };
+            reason
+        };
+        let refused = format!("API Error: 400 {BUDGET_REACHED}$2.50 for this session");
+        assert_eq!(reason(TurnOutcome::Failed, &refused), Some(TurnReason::Budget));
+        assert_eq!(reason(TurnOutcome::Stopped, &refused), Some(TurnReason::AgentFailed));
+        assert_eq!(reason(TurnOutcome::Failed, "overloaded"), Some(TurnReason::AgentFailed));
     }
 
     #[test]

@@ -87,6 +87,7 @@ mod tests {
             after,
             diff: None,
             usage: Default::default(),
+            spent_micros: Default::default(),
             outcome: None,
             reason: None,
             snapshot_id: None,

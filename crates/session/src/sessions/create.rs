@@ -88,6 +88,7 @@ impl Sessions {
             None => Vec::new(),
         };
         first_writes.extend(writes.into_iter().chain(allow).chain(secrets));
+        first_writes.extend(create.budget_micros.map(|limit| Write::Budget(Some(limit))));
         let known = match wanted.first() {
             Some(first) => self.known_repository(first).await?,
             None => None,

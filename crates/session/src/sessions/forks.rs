@@ -237,6 +237,7 @@ fn new_fork(
         Write::Event { at, turn: None, body: Box::new(body) },
         Write::NetworkRulesOf(session.id.clone()),
     ];
+    writes.extend(session.budget_micros.map(|limit| Write::Budget(Some(limit))));
     if let Some(snapshot) = point.snapshot.clone() {
         // The fork gets its own row, so that the snapshot outlives the session that took it.
         writes.push(Write::SnapshotShare { snapshot, at });

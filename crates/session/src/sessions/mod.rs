@@ -2,6 +2,7 @@
 
 mod artifacts;
 mod attachments;
+mod budgets;
 mod children;
 mod create;
 mod diffs;
@@ -114,6 +115,10 @@ impl Sessions {
     async fn recover(&self) -> Result<(), SessionError> {
         let store = &self.shared.store;
         store.idempotency_release_all().await?;
+        let charged = store.call_charge_unsettled(self.shared.lease).await?;
+        if charged > 0 {
+            tracing::warn!(charged, "charged model calls of an earlier server as they were held");
+        }
         // Lists the sandboxes first: any that a driver starts from here on are not orphans.
         let reconcile = Reconcile::begin(&self.shared).await?;
         // Oldest first; no slot is granted before all holders are known.

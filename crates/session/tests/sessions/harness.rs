@@ -1,5 +1,8 @@
 //! A test server in its own folder, and helpers that wait for sessions.
 
+use harvest_gateway::ledger::{MostTokens, PlannedCall};
+use harvest_proto::CallId;
+
 use super::*;
 
 /// Everything a server needs, in its own folder.
@@ -97,6 +100,17 @@ pub(crate) async fn exec(
     request: ExecRequest,
 ) -> Result<ExecLines, SessionError> {
     Ok(sessions.sandbox_handle(session).await?.exec_lines(request, None).await?)
+}
+
+/// A call of a model without a price.
+pub(crate) fn planned_call() -> PlannedCall {
+    PlannedCall {
+        id: CallId::random(),
+        upstream: "local".parse().unwrap(),
+        keyed: false,
+        model: "llama".to_owned(),
+        most: MostTokens { input: Some(1000), output: Some(100), responses: 1 },
+    }
 }
 
 /// The repository that every harness registers.

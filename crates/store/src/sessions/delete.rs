@@ -3,7 +3,7 @@
 use harvest_proto::{SandboxId, SessionId, SnapshotId, Timestamp, api::SessionState};
 
 use crate::{
-    DbConnection, Lease, Store, StoreError, artifacts, idempotency, leases,
+    DbConnection, Lease, Store, StoreError, artifacts, budgets, idempotency, leases,
     removals::{self, Removal},
     reserve::OnFullDisk,
     row::{self, to_enum_name},
@@ -64,10 +64,12 @@ impl Store {
                         removals::insert(connection, removal, at).await?;
                     }
                     idempotency::forget_session(connection, &session).await?;
+                    let root = budgets::root_of(connection, &session).await?;
                     sqlx::query("DELETE FROM sessions WHERE id = $1")
                         .bind(session.to_string())
                         .execute(&mut *connection)
                         .await?;
+                    budgets::forget_session(connection, &session, root).await?;
                     Ok(Some(removals))
                 })
             })

@@ -7,8 +7,8 @@ mod update;
 use std::collections::BTreeMap;
 
 use harvest_proto::{
-    AgentName, BranchName, Effort, ModelRef, NetworkPolicy, RepositoryName, SandboxId, SessionId,
-    Timestamp,
+    AgentName, BranchName, Effort, ModelRef, Money, NetworkPolicy, RepositoryName, SandboxId,
+    SessionId, Timestamp,
     api::{Session, SessionRepository, SessionState},
     bridge::Author,
     repository_name::WORKSPACE,
@@ -23,8 +23,8 @@ use crate::{
 pub use list::{SessionCursor, SessionFilter, SessionPage, SessionSummary};
 pub use update::DriverState;
 pub(crate) use update::{
-    add_usage, advance, set_agent, set_agent_info, set_diff, set_driver_state, set_effort,
-    set_model, set_position, set_title,
+    advance, set_agent, set_agent_info, set_diff, set_driver_state, set_effort, set_model,
+    set_position, set_title,
 };
 
 #[derive(Debug, Clone, PartialEq)]
@@ -85,8 +85,9 @@ const SELECT: &str = "SELECT s.id, s.title, s.state, s.reason, s.position, s.rep
      s.cache_read_tokens, s.cache_write_tokens, s.next_seq, s.history_bytes, s.created_at, s.last_activity, \
      (SELECT info FROM agent_infos a WHERE a.session = s.id) AS agent_info, \
      (SELECT COUNT(*) FROM turns t WHERE t.session = s.id) AS turns, \
-     (SELECT COUNT(*) FROM prompts p WHERE p.session = s.id AND p.status = 'queued') AS queued \
-     FROM sessions s ";
+     (SELECT COUNT(*) FROM prompts p WHERE p.session = s.id AND p.status = 'queued') AS queued, \
+     b.budget, COALESCE(b.spent, 0) AS spent \
+     FROM sessions s LEFT JOIN budgets b ON b.owner = 'session:' || s.id ";
 
 impl Store {
     pub async fn session_get(&self, session: &SessionId) -> Result<SessionRecord, StoreError> {
@@ -210,6 +211,8 @@ fn read(row: &DbRow) -> Result<SessionRecord, StoreError> {
         turns: row::count(row, "turns")?,
         queued: row::count(row, "queued")?,
         usage: row::usage(row)?,
+        budget_micros: row::count_optional(row, "budget")?.map(Money::from_micros),
+        spent_micros: Money::from_micros(row::count(row, "spent")?),
         pr_number: None,
         pr_url: None,
         seq: next_seq.saturating_sub(1),

@@ -3,13 +3,12 @@
 use harvest_proto::{
     AgentName, Effort, ModelRef, SandboxId, SnapshotId, StateReason, Timestamp,
     api::{AgentInfo, SessionState},
-    event::Usage,
 };
 
 use crate::{
     StoreError,
     events::HISTORY_BYTES,
-    row::{MAX_COUNT, bigint, bounded, replace_nul, to_enum_name, to_json},
+    row::{bigint, replace_nul, to_enum_name, to_json},
     target::Target,
 };
 
@@ -54,36 +53,6 @@ pub(crate) async fn set_position(
         .query("UPDATE sessions SET position = $2 WHERE id = $1")
         .bind(position.map(i64::from));
     target.execute(query).await.map(drop)
-}
-
-pub(crate) async fn add_usage(target: &mut Target<'_>, usage: Usage) -> Result<(), StoreError> {
-    // A sum beyond the limit would overflow, and on SQLite become a float that cannot be read.
-    let add = |column: &str, value: &str| {
-        format!("{column} = CASE WHEN {column} > $6 - {value} THEN $6 ELSE {column} + {value} END")
-    };
-    let set = [
-        add("input_tokens", "$2"),
-        add("output_tokens", "$3"),
-        add("cache_read_tokens", "$4"),
-        add("cache_write_tokens", "$5"),
-    ]
-    .join(", ");
-    let turn = "WHERE session = $1 AND id = (SELECT turn FROM prompts WHERE session = $1 AND status = 'dispatched')";
-    for sql in [
-        format!("UPDATE sessions SET {set} WHERE id = $1"),
-        format!("UPDATE turns SET {set} {turn}"),
-    ] {
-        target
-            .query(sqlx::AssertSqlSafe(sql))
-            .bind(bounded(usage.input_tokens))
-            .bind(bounded(usage.output_tokens))
-            .bind(bounded(usage.cache_read_tokens))
-            .bind(bounded(usage.cache_write_tokens))
-            .bind(MAX_COUNT)
-            .execute(&mut *target.connection)
-            .await?;
-    }
-    Ok(())
 }
 
 pub(crate) async fn set_title(target: &mut Target<'_>, title: String) -> Result<(), StoreError> {

@@ -166,7 +166,7 @@ async fn claimed_numbers_never_overflow_sums(test: TestStore) {
     let writes = [prompt(&prompt_id), dispatch(&prompt_id), started].into_iter().chain(trees);
     test.commit(&session, writes.collect()).await.unwrap();
     for _ in 0..3 {
-        test.commit(&session, vec![Write::Usage(usage)]).await.unwrap();
+        test.spend(&session, usage, 0).await;
     }
     let found = test.store.session_find(&SessionFilter::default(), None, 10).await.unwrap();
     let shown = found.records[0].session.usage;

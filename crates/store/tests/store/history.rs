@@ -45,7 +45,8 @@ async fn turn_has_prompt_usage_and_diff(test: TestStore) {
         tree: tree.to_owned(),
         stat,
     };
-    let writes = vec![Write::Usage(usage), tree("o/a", "t1"), tree("o/b", "t2"), tree("o/a", "t3")];
+    test.spend(&session, usage, 0).await;
+    let writes = vec![tree("o/a", "t1"), tree("o/b", "t2"), tree("o/a", "t3")];
     test.commit(&session, writes).await.unwrap();
     for turn in [
         test.store.turn_get(&session, 1).await.unwrap(),

@@ -3,6 +3,7 @@
 
 mod appends;
 mod blobs;
+mod budgets;
 mod checkouts;
 mod children;
 mod damage;

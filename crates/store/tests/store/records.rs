@@ -260,15 +260,14 @@ async fn sessions_list_repositories_with_newest_builds(test: TestStore) {
 async fn narrow_reads_agree_with_the_session(test: TestStore) {
     let (store, session) = (&test.store, test.session().await);
     let usage = Usage { input_tokens: 3, cache_write_tokens: 7, ..Usage::default() };
-    test.commit(&session, vec![Write::Usage(usage)]).await.unwrap();
+    test.spend(&session, usage, 7).await;
     let whole = store.session_get(&session).await.unwrap().session;
     assert!(store.session_exists(&session).await.unwrap());
     assert_eq!(store.session_author(&session).await.unwrap(), whole.author);
-    assert_eq!(store.root_usage(&session).await.unwrap(), Some(whole.usage));
+    assert_eq!((whole.usage, whole.spent_micros.micros()), (usage, 7));
     let unknown = SessionId::random();
     assert!(!store.session_exists(&unknown).await.unwrap());
     assert!(matches!(store.session_author(&unknown).await, Err(StoreError::NotFound { .. })));
-    assert_eq!(store.root_usage(&unknown).await.unwrap(), None);
 }
 
 async fn session_pages_cover_all_sessions_once(test: TestStore) {

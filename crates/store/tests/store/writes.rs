@@ -65,8 +65,9 @@ async fn every_write_is_read_back(test: TestStore) {
         Write::CreatedId { key: "k".into(), id: "prm_1".into() },
     ];
     let mut writes = vec![Write::EventInTurn { at: NOW, body: Box::new(inside) }, end, done, taken];
-    writes.extend([Write::Usage(usage), Write::Usage(usage)]);
     writes.extend(texts);
+    test.spend(&session, usage, 1).await;
+    test.spend(&session, usage, 1).await;
     test.commit(&session, writes).await.unwrap();
 
     let record = test.store.session_get(&session).await.unwrap();

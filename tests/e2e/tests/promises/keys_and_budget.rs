@@ -1,12 +1,12 @@
 //! What a user learns about a missing or rejected API key and about a budget that is used up, with
 //! real Claude Code.
 
-use harvest_e2e::Host;
+use harvest_e2e::{Host, eventually};
 use harvest_proto::{
-    EventBody,
-    api::{Session, SessionState},
+    EventBody, SessionId, StateReason, TurnReason,
+    api::{Budget, Page, Session, SessionState},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,
@@ -65,6 +65,82 @@ async fn exhausted_budget_names_its_setting() {
     let EventBody::TurnEnded { error: Some(error), .. } = ended.body else { panic!("{ended:?}") };
     assert!(error.contains("token budget reached") && error.contains("budget_tokens"), "{error}");
     assert!(!error.contains("authenticate"), "{error}");
+}
+
+/// A server on which a call of the scripted model costs at most two dollars, and usually 12 cents.
+async fn priced_host() -> (tempfile::TempDir, Host) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("prices.toml");
+    let prices = "[[price]]\nupstream = \"scripted\"\nmodels = [\"*\"]\ninput = 1000\n\
+        output = 1000\ncontext = 1000\nmax_output = 1000\n";
+    std::fs::write(&path, prices).unwrap();
+    let host = Host::start_with(&[("HARVEST_PRICES", path.to_str().unwrap())]).await;
+    (folder, host)
+}
+
+/// A session that may spend ten dollars.
+async fn limited(host: &Host, agent: &str, prompt: &str, script: Value) -> SessionId {
+    let body = json!({
+        "repository": "calc", "agent": agent, "model": "scripted", "network": "none",
+        "budget_micros": 10_000_000, "prompt": format!("{prompt}\nscript: {script}"),
+    });
+    let session: Session = serde_json::from_value(host.post("/v1/sessions", body).await).unwrap();
+    session.id
+}
+
+#[tokio::test]
+async fn raised_budget_continues_conversation_of_every_agent() {
+    let (_folder, host) = priced_host().await;
+    host.repository("calc", SAMPLE).await;
+    for agent in ["claude", "opencode", "codex"] {
+        let dear =
+            json!([[{ "usage": { "output": 10_000 } }, { "bash": "true" }], { "text": "no" }]);
+        let id = limited(&host, agent, "Begin.", dear).await;
+        let mut follower = host.follow(id.clone());
+        let ended = follower.until("the refusal", turn_ended).await;
+        let EventBody::TurnEnded { reason, error: Some(error), .. } = ended.body else {
+            panic!("{agent}: {ended:?}")
+        };
+        assert_eq!(reason, Some(TurnReason::Budget), "{agent}: {error}");
+        let command = format!("harvest budget {id} AMOUNT");
+        assert!(error.contains("budget reached: $10.00") && error.contains(&command), "{error}");
+        let waiting = host.wait_for(&id, SessionState::NeedsInput).await;
+        assert_eq!(waiting.reason, StateReason::Budget, "{agent}");
+        let events = host.events(&id).await;
+        let retried = |body: &EventBody| matches!(body, EventBody::Retry { .. });
+        assert!(!events.iter().any(retried), "{agent}: {events:?}");
+        let shown = host.harvest(["show", &id.to_string()]);
+        assert!(shown.stdout.contains(" of $10.00"), "{agent}: {shown:?}");
+        let raised = host.harvest(["budget", &id.to_string(), "1000"]);
+        assert!(raised.code == 0 && raised.stdout.contains("of $1000.00"), "{agent}: {raised:?}");
+        follower.until("the next turn", completed).await;
+        host.wait_for(&id, SessionState::Idle).await;
+        host.prompt(&id, "Remember.", &json!([{ "history": true }])).await;
+        let said = |body: &EventBody| matches!(body, EventBody::TextDelta { text } if text.contains("2 earlier prompts"));
+        follower.until("the history", said).await;
+        let stats = host.harvest(["stats", "--by", "session", "--since", "1h"]);
+        assert!(stats.stdout.contains(&id.to_string()), "{agent}: {stats:?}");
+    }
+}
+
+#[tokio::test]
+async fn killed_server_charges_calls_in_progress() {
+    let (_folder, mut host) = priced_host().await;
+    host.repository("calc", SAMPLE).await;
+    let id = limited(&host, "claude", "Wait.", json!([{ "hang": 600 }])).await;
+    let today = async || {
+        let page: Page<Budget> = host.get("/v1/budgets").send().await.ok()?.json().await.ok()?;
+        page.items.into_iter().next()
+    };
+    eventually("the call", || async {
+        today().await.filter(|day| day.held_micros.micros() >= 2_000_000)
+    })
+    .await;
+    assert!(host.show(&id).await.spent_micros.micros() < 2_000_000);
+    host.kill();
+    host.up().await;
+    let spent = host.show(&id).await.spent_micros.micros();
+    assert!((2_000_000..10_000_000).contains(&spent), "{spent}");
 }
 
 /// A stand-in for the model service that accepts no key.

@@ -105,7 +105,7 @@ async fn usage_chunk_is_requested_and_removed_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn model_list_is_forwarded_without_budget() {
-    let refusal = Some("the budget is used up");
+    let refusal = Some(Refusal::Final("the budget is used up".into()));
     let (agent, seen) =
         agent(UpstreamKind::Openai, RecordingLedger { refusal, ..with_key() }).await;
     let url = format!("{}/v1/models", agent.base);

@@ -198,6 +198,26 @@ fn blocked_session_needs_input_until_next_prompt() {
 }
 
 #[test]
+fn used_up_budget_needs_input_until_next_prompt() {
+    let mut sim = ready();
+    sim.prompt(false);
+    run(&mut sim);
+    sim.end_turn(TurnOutcome::Failed);
+    run(&mut sim);
+    let expected = PublicState { state: SessionState::NeedsInput, reason: StateReason::Budget };
+    assert_eq!(sim.state.public, expected);
+    sim.crash();
+    run(&mut sim);
+    assert!(sim.state.over_budget, "it survives a restart");
+    sim.prompt(false);
+    run(&mut sim);
+    assert_eq!(sim.state.public.state, SessionState::Running);
+    sim.end_turn(TurnOutcome::Completed);
+    run(&mut sim);
+    assert_eq!(sim.state.public.state, SessionState::Idle);
+}
+
+#[test]
 fn idle_session_pauses_and_prompt_resumes_it() {
     let mut sim = ready();
     sim.now += 600_000;

@@ -168,7 +168,8 @@ impl Simulation {
         if let Some(request) = sandbox.question.take() {
             sandbox.outbox.push(Input::RequestClosed { request, answered: false });
         }
-        sandbox.outbox.push(Input::TurnEnded { prompt, outcome, reason: None });
+        let reason = (outcome == TurnOutcome::Failed).then_some(TurnReason::Budget);
+        sandbox.outbox.push(Input::TurnEnded { prompt, outcome, reason });
         sandbox.unsaved_turn = true;
     }
 

@@ -1,0 +1,211 @@
+//! What model calls cost at list prices. Pure; the binary reads the price file.
+
+use harvest_gateway::ledger::{MostTokens, PlannedCall};
+use harvest_proto::{Money, UpstreamName, event::Usage};
+
+const TOKENS_PER_PRICE: u128 = 1_000_000;
+
+/// The price of a model, in money per million tokens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Price {
+    /// The upstream it is for; all that ask for a key when absent.
+    pub upstream: Option<UpstreamName>,
+    /// A model, or with `*` at the end all whose names begin so.
+    pub model: String,
+    pub input: Money,
+    pub output: Money,
+    pub cache_read: Money,
+    pub cache_write: Money,
+    /// The most tokens of input that the model reads.
+    pub context: u64,
+    /// The most tokens that it writes in a response.
+    pub max_output: u64,
+}
+
+/// All prices; the first that matches a call is its price.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Prices(pub Vec<Price>);
+
+/// What is known of the cost of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pricing<'a> {
+    Known(&'a Price),
+    /// The upstream asks for no key.
+    Free,
+    Unknown,
+}
+
+impl Prices {
+    pub(crate) fn of(&self, call: &PlannedCall) -> Pricing<'_> {
+        let found = self.0.iter().find(|price| price.matches(call));
+        match found {
+            Some(price) => Pricing::Known(price),
+            None if !call.keyed => Pricing::Free,
+            None => Pricing::Unknown,
+        }
+    }
+}
+
+impl Price {
+    fn matches(&self, call: &PlannedCall) -> bool {
+        let for_upstream = match &self.upstream {
+            Some(name) => *name == call.upstream,
+            None => call.keyed,
+        };
+        let for_model = match self.model.strip_suffix('*') {
+            Some(prefix) => call.model.starts_with(prefix),
+            None => call.model == self.model,
+        };
+        for_upstream && for_model
+    }
+
+    fn cost(&self, usage: Usage) -> Money {
+        let counts = [
+            (usage.input_tokens, self.input),
+            (usage.output_tokens, self.output),
+            (usage.cache_read_tokens, self.cache_read),
+            (usage.cache_write_tokens, self.cache_write),
+        ];
+        let cost = |(count, price): &(u64, Money)| u128::from(*count) * u128::from(price.micros());
+        let all: u128 = counts.iter().map(cost).sum();
+        Money::from_micros(u64::try_from(all.div_ceil(TOKENS_PER_PRICE)).unwrap_or(u64::MAX))
+    }
+
+    /// The most tokens of a call. Input may have to be written to the cache, if that costs more.
+    fn most(&self, most: MostTokens) -> Usage {
+        let input = most.input.unwrap_or(self.context).min(self.context);
+        let output = most.output.unwrap_or(self.max_output).min(self.max_output);
+        let output_tokens = output.saturating_mul(most.responses);
+        match self.cache_write > self.input {
+            true => Usage { cache_write_tokens: input, output_tokens, ..Usage::default() },
+            false => Usage { input_tokens: input, output_tokens, ..Usage::default() },
+        }
+    }
+}
+
+impl Pricing<'_> {
+    /// What this usage costs; `None` without a known price.
+    pub(crate) fn cost(self, usage: Usage) -> Option<Money> {
+        match self {
+            Self::Known(price) => Some(price.cost(usage)),
+            Self::Free => Some(Money::ZERO),
+            Self::Unknown => None,
+        }
+    }
+
+    /// The most that a call may use.
+    pub(crate) fn most(self, most: MostTokens) -> Usage {
+        match self {
+            Self::Known(price) => price.most(most),
+            Self::Free | Self::Unknown => Usage::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use harvest_proto::CallId;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn price(upstream: Option<&str>, model: &str, input: u64) -> Price {
+        Price {
+            upstream: upstream.map(|name| name.parse().unwrap()),
+            model: model.to_owned(),
+            input: Money::from_micros(input),
+            output: Money::from_micros(5 * input),
+            cache_read: Money::from_micros(input / 10),
+            cache_write: Money::from_micros(input + input / 4),
+            context: 1000,
+            max_output: 100,
+        }
+    }
+
+    fn call(upstream: &str, keyed: bool, model: &str) -> PlannedCall {
+        PlannedCall {
+            id: CallId::random(),
+            upstream: upstream.parse().unwrap(),
+            keyed,
+            model: model.to_owned(),
+            most: MostTokens { input: Some(10), output: None, responses: 1 },
+        }
+    }
+
+    #[test]
+    fn first_matching_price_counts() {
+        let prices = Prices(vec![
+            price(Some("local"), "*", 1),
+            price(None, "opus-4-1*", 2),
+            price(None, "opus*", 3),
+            price(None, "mini", 4),
+        ]);
+        let input = |upstream, keyed, model| match prices.of(&call(upstream, keyed, model)) {
+            Pricing::Known(price) => Some(price.input.micros()),
+            Pricing::Free => Some(0),
+            Pricing::Unknown => None,
+        };
+        assert_eq!(input("local", false, "llama"), Some(1));
+        assert_eq!(input("anthropic", true, "opus-4-1-20250805"), Some(2));
+        assert_eq!(input("anthropic", true, "opus-5"), Some(3));
+        assert_eq!(input("work", true, "mini"), Some(4));
+        assert_eq!(input("work", true, "mini-2"), None);
+        assert_eq!(input("other", false, "opus-5"), Some(0), "a service without a key is free");
+        assert_eq!(input("anthropic", true, ""), None);
+    }
+
+    #[test]
+    fn cost_adds_up_all_kinds_of_tokens() {
+        let price = price(None, "*", 4_000_000);
+        let usage = Usage {
+            input_tokens: 1,
+            output_tokens: 2,
+            cache_read_tokens: 10,
+            cache_write_tokens: 3,
+        };
+        assert_eq!(price.cost(usage).micros(), 4 + 40 + 4 + 15);
+        let one = Usage { cache_read_tokens: 1, ..Usage::default() };
+        assert_eq!(price.cost(one).micros(), 1, "fractions are rounded up");
+    }
+
+    #[test]
+    fn most_is_bounded_by_the_model() {
+        let price = price(None, "*", 1_000_000);
+        let most = |input, output, responses| price.most(MostTokens { input, output, responses });
+        let tokens = |usage: Usage| (usage.cache_write_tokens, usage.output_tokens);
+        assert_eq!(tokens(most(Some(10), Some(7), 1)), (10, 7));
+        assert_eq!(tokens(most(None, None, 3)), (1000, 300));
+        assert_eq!(tokens(most(Some(5000), Some(5000), 1)), (1000, 100));
+    }
+
+    proptest! {
+        #[test]
+        fn reserved_cost_covers_every_use_within_the_bounds(
+            input in 0u64..300, output in 0u64..100, cached in 0u64..300, written in 0u64..300,
+            responses in 1u64..4,
+        ) {
+            let price = price(None, "*", 3_000_001);
+            let most =
+                MostTokens { input: Some(input + cached + written), output: Some(output), responses };
+            let used = Usage {
+                input_tokens: input,
+                output_tokens: output * responses,
+                cache_read_tokens: cached,
+                cache_write_tokens: written,
+            };
+            prop_assert!(price.cost(used) <= price.cost(price.most(most)));
+        }
+
+        #[test]
+        fn cost_never_overflows(tokens in any::<u64>(), micros in any::<u64>()) {
+            let all = Usage {
+                input_tokens: tokens,
+                output_tokens: tokens,
+                cache_read_tokens: tokens,
+                cache_write_tokens: tokens,
+            };
+            let input = Money::from_micros(micros).micros() / 10;
+            prop_assert!(price(None, "*", input).cost(all) <= Money::MAX);
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Budgets: sets limits, and continues a session that waits for one.
+
+use harvest_proto::{
+    Money, SessionId, SpendingScope, Timestamp,
+    api::{Budget, Spending},
+    bridge::Author,
+};
+use harvest_store::{BudgetOwner, Write};
+
+use super::{
+    Sessions,
+    verbs::{new_prompt, title},
+};
+use crate::{
+    decide::{Mode, State},
+    driver::{Command, PromptCommand},
+    error::SessionError,
+    wall_clock::now,
+};
+
+/// The prompt of a session that a budget had stopped.
+const CONTINUE: &str = "The budget was raised. Continue where you stopped.";
+
+const MAX_EMAIL_CHARS: usize = 200;
+
+const MAX_SUMS: u32 = 1000;
+
+impl Sessions {
+    /// Sets or removes the budget of a session. One that waits for it, and may spend again,
+    /// continues: a prompt is stored together with the budget.
+    ///
+    /// # Errors
+    /// When there is no such session.
+    pub async fn set_session_budget(
+        &self,
+        session: &SessionId,
+        limit: Option<Money>,
+        user: Author,
+    ) -> Result<(), SessionError> {
+        let spent = self.get(session).await?.spent_micros;
+        let handle = self.handle(session).await?;
+        let writes = vec![Write::Budget(limit)];
+        let can_spend = limit.is_none_or(|limit| limit > spent);
+        let continues = can_spend && waits_for_budget(&handle.view.borrow());
+        let done = if continues {
+            let text = CONTINUE.parse().expect("it is not empty");
+            let new = new_prompt(text, user);
+            let (title, now) = (title(&new.text), false);
+            let prompt =
+                |reply| Command::Prompt(Box::new(PromptCommand { new, title, now, writes, reply }));
+            handle.call(prompt).await.map(drop)
+        } else {
+            let (store, lease) = (&self.shared.store, self.shared.lease);
+            let committed = store.session_commit(session, lease, now(), writes).await;
+            committed.map(drop).map_err(Into::into)
+        };
+        self.not_found_if_deleted(session, done).await
+    }
+
+    /// Sets or removes the budget of a repository, of a user or of every day.
+    ///
+    /// # Errors
+    /// When there is no such repository, or the user's address is invalid.
+    pub async fn set_budget(
+        &self,
+        owner: &BudgetOwner,
+        limit: Option<Money>,
+    ) -> Result<Budget, SessionError> {
+        match owner {
+            BudgetOwner::Repository(name) => {
+                self.shared.repositories.get(name).await?;
+            }
+            BudgetOwner::User(email) => check_email(email)?,
+            BudgetOwner::Session(_) | BudgetOwner::Day => {}
+        }
+        Ok(self.shared.store.budget_set(owner, limit, now()).await?)
+    }
+
+    /// The budget of the day, and those of repositories and users that have a limit.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn budgets(&self) -> Result<Vec<Budget>, SessionError> {
+        Ok(self.shared.store.budget_list(now()).await?)
+    }
+
+    /// What model calls used and cost since a time, the most expensive first.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn spending(
+        &self,
+        by: SpendingScope,
+        since: Timestamp,
+    ) -> Result<Vec<Spending>, SessionError> {
+        Ok(self.shared.store.call_sums(by, since, MAX_SUMS).await?)
+    }
+}
+
+fn waits_for_budget(state: &State) -> bool {
+    state.over_budget && state.queue.is_empty() && state.mode != Mode::Archived
+}
+
+fn check_email(email: &str) -> Result<(), SessionError> {
+    let fits = (3..=MAX_EMAIL_CHARS).contains(&email.chars().count());
+    match fits && email.contains('@') && !email.chars().any(char::is_control) {
+        true => Ok(()),
+        false => {
+            let what =
+                format!("an e-mail address has an `@` and at most {MAX_EMAIL_CHARS} letters");
+            Err(SessionError::invalid("invalid_email", what))
+        }
+    }
+}
