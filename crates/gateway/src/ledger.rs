@@ -24,6 +24,9 @@ pub trait Ledger: Send + Sync {
     /// Where the value of a secret comes from.
     async fn secret_source(&self, owners: &[SecretOwner], name: &str) -> KeySource;
 
+    /// The values of all secrets of these owners, to be masked.
+    async fn secret_values(&self, owners: &[SecretOwner]) -> Vec<Secret<String>>;
+
     /// The secrets that are added to requests for a host, narrowest scope first.
     async fn host_secrets(&self, owners: &[SecretOwner], host: &str) -> Vec<HostSecret>;
 

@@ -35,7 +35,7 @@ pub use egress::HostProxies;
 pub use git::{RemoteUrlError, normalize_remote_url};
 pub use harvest_proto::script::{Script, ScriptError, ScriptRule};
 use harvest_proto::{
-    SecretOwner, SessionId, UpstreamKind, UpstreamName,
+    Secret, SecretOwner, SessionId, UpstreamKind, UpstreamName,
     api::{McpService, ModelService, ServiceModels},
 };
 use ledger::{DoorPolicy, Ledger, ResolvedPolicy, Tools};
@@ -101,6 +101,11 @@ impl Gateway {
             services.push(upstream.service(name, self.shared.ledger.as_ref(), owners).await);
         }
         services
+    }
+
+    /// The values of all secrets of these owners, to be masked.
+    pub async fn secret_values(&self, owners: &[SecretOwner]) -> Vec<Secret<String>> {
+        self.shared.ledger.secret_values(owners).await
     }
 
     /// The MCP servers besides Harvest's own tools, and where the key of each comes from.

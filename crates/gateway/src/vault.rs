@@ -11,6 +11,7 @@ use std::{
     os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::Path,
     str::FromStr,
+    sync::atomic::{AtomicU64, Ordering},
 };
 
 use base64::{Engine, prelude::BASE64_STANDARD};
@@ -97,6 +98,8 @@ pub struct Vault {
     key: LessSafeKey,
     /// Derived from the key file, for [`Vault::fingerprint`].
     fingerprints: hmac::Key,
+    /// How many secrets were stored or removed in this process.
+    revision: AtomicU64,
     random: SystemRandom,
     on_value: fn(&Secret<String>),
 }
@@ -127,7 +130,8 @@ impl Vault {
         let key = UnboundKey::new(&AES_256_GCM, &bytes).expect("32 bytes are a key of AES-256");
         let derived = hmac::sign(&hmac::Key::new(HMAC_SHA256, &bytes), FINGERPRINTS);
         let fingerprints = hmac::Key::new(HMAC_SHA256, derived.as_ref());
-        Ok(Self { key: LessSafeKey::new(key), fingerprints, random, on_value: |_| {} })
+        let (key, revision) = (LessSafeKey::new(key), AtomicU64::new(0));
+        Ok(Self { key, fingerprints, revision, random, on_value: |_| {} })
     }
 
     /// Encrypts a value for storage.
@@ -163,6 +167,17 @@ impl Vault {
     /// Decrypts the private key of the certificate authority.
     pub(crate) fn unseal_authority(&self, sealed: &[u8]) -> Result<Vec<u8>, VaultError> {
         self.unseal_bytes(AUTHORITY.to_owned(), sealed).ok_or(VaultError::CannotDecryptAuthority)
+    }
+
+    /// Notes that a secret was stored or removed.
+    pub fn mark_change(&self) {
+        self.revision.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// A number that changes after secrets do, for what reads them once.
+    #[must_use]
+    pub fn revision(&self) -> u64 {
+        self.revision.load(Ordering::Acquire)
     }
 
     /// A hash of a request that may contain secrets: without the key it reveals nothing about them.

@@ -77,6 +77,10 @@ impl Ledger for NoSecrets {
         KeySource::Missing
     }
 
+    async fn secret_values(&self, _: &[SecretOwner]) -> Vec<Secret<String>> {
+        Vec::new()
+    }
+
     async fn host_secrets(&self, _: &[SecretOwner], _: &str) -> Vec<HostSecret> {
         Vec::new()
     }

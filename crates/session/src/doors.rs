@@ -8,7 +8,7 @@ use harvest_gateway::{
     ledger::{DoorPolicy, GitAccess, ResolvedPolicy, Tools},
 };
 use harvest_proto::{
-    BranchName, SecretOwner, UpstreamKind, UpstreamName,
+    BranchName, Secret, SecretOwner, UpstreamKind, UpstreamName,
     api::{McpService, ModelService, ServiceModels},
 };
 use tokio::sync::watch;
@@ -49,6 +49,11 @@ pub trait Doors: Send + Sync {
         _branch: Option<&BranchName>,
     ) -> Option<Option<String>> {
         None
+    }
+
+    /// The values of all secrets of these owners, to be masked.
+    async fn secret_values(&self, _owners: &[SecretOwner]) -> Vec<Secret<String>> {
+        Vec::new()
     }
 
     /// The model services behind the doors, and where the key of each comes from.
@@ -110,6 +115,10 @@ impl Doors for Gateway {
 
     async fn tip(&self, access: &GitAccess, branch: Option<&BranchName>) -> Option<Option<String>> {
         Self::tip(self, access, branch.map(|branch| branch.as_str())).await
+    }
+
+    async fn secret_values(&self, owners: &[SecretOwner]) -> Vec<Secret<String>> {
+        Self::secret_values(self, owners).await
     }
 
     async fn model_services(&self, owners: &[SecretOwner]) -> Vec<ModelService> {

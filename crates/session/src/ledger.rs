@@ -179,6 +179,17 @@ impl Ledger for StoreLedger {
         }
     }
 
+    async fn secret_values(&self, owners: &[SecretOwner]) -> Vec<Secret<String>> {
+        let stored = self.store.secrets_of(owners).await;
+        let stored = stored.inspect_err(|error| tracing::error!(%error, "cannot read secrets"));
+        let open = |secret: SealedSecret| {
+            self.vault.unseal(&secret.owner, &secret.name.parse().ok()?, &secret.sealed).ok()
+        };
+        let global = owners.contains(&SecretOwner::Global);
+        let environment = self.environment.values().filter(|_| global).cloned();
+        stored.unwrap_or_default().into_iter().filter_map(open).chain(environment).collect()
+    }
+
     async fn host_secrets(&self, owners: &[SecretOwner], host: &str) -> Vec<HostSecret> {
         let mut found = match self.store.secrets_of(owners).await {
             Ok(found) => found,

@@ -65,6 +65,10 @@ impl Ledger for RecordingLedger {
         if self.secrets.contains_key(name) { KeySource::Stored } else { KeySource::Missing }
     }
 
+    async fn secret_values(&self, _: &[SecretOwner]) -> Vec<Secret<String>> {
+        Vec::new()
+    }
+
     async fn host_secrets(&self, _: &[SecretOwner], host: &str) -> Vec<HostSecret> {
         let secrets = self.host_secrets.lock().unwrap().clone();
         if host == host_secrets::HOST { secrets } else { Vec::new() }

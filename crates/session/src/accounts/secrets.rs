@@ -33,7 +33,9 @@ impl Accounts {
             SecretOwner::User(_) | SecretOwner::Global => {}
         }
         let sealed = SealedSecret { binding, ..seal(&self.vault, owner, name, &value)? };
-        Ok(self.store.secret_set(sealed).await?)
+        let stored = self.store.secret_set(sealed).await;
+        self.vault.mark_change();
+        Ok(stored?)
     }
 
     /// All secrets by name.

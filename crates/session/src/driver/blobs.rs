@@ -1,18 +1,20 @@
 //! Blobs: the full text of which an event holds only the ends. A blob is fetched from the sandbox
 //! and stored before its event, so that a stored event never names a missing blob. Events pass here
-//! at a bounded pace.
+//! at a bounded pace, and the values of secrets in them are masked.
 
 use std::{sync::Arc, time::Duration};
 
-use harvest_proto::{SessionId, bridge::OutboxEvent, event::Blob};
-use harvest_store::StoreError;
+use harvest_proto::{SecretOwner, SessionId, bridge::OutboxEvent, event::Blob};
+use harvest_store::{SessionRecord, StoreError};
 use tokio::{sync::mpsc, time::Instant};
 
+use super::event_mask::{EventMask, Values};
 use crate::{
     bridge::{Bridge, BridgeError, OwnerMessage},
     context::Shared,
     error_chain::error_chain,
     history::{self, Pace},
+    repositories::owners_of,
     wall_clock::now,
 };
 
@@ -25,6 +27,9 @@ const MAX_BLOB_BYTES: u64 = 16 * 1024 * 1024;
 // One batch of the driver. The supervisor has at most 2 MiB in flight.
 const QUEUED_MESSAGES: usize = 256;
 
+// Of a part of a text that may end in the start of a secret's value.
+const HOLD: Duration = Duration::from_secs(1);
+
 const MAX_DELAY: Duration = Duration::from_secs(10);
 
 /// Another server has taken over, or the session or the connection is gone.
@@ -34,24 +39,41 @@ struct Detached;
 /// or its receiver.
 pub(super) fn store_blobs(
     shared: &Arc<Shared>,
-    session: SessionId,
+    record: &SessionRecord,
     bridge: Bridge,
     mut messages: mpsc::Receiver<OwnerMessage>,
 ) -> mpsc::Receiver<OwnerMessage> {
     let (out, events) = mpsc::channel(QUEUED_MESSAGES);
     let context = Arc::clone(shared);
+    let (session, owners) = (record.session.id.clone(), owners_of(record));
     shared.tasks.spawn(async move {
         let forwarding = async {
             let mut pace = Pace::new(Instant::now());
-            while let Some(mut message) = messages.recv().await {
-                if let OwnerMessage::Event(event) = &mut message {
-                    let wait = pace.take(history::size(&event.body), Instant::now());
-                    tokio::time::sleep(wait).await;
-                    if Box::pin(store_blob(&context, &session, &bridge, event)).await.is_err() {
+            let (mut mask, mut known) = (EventMask::default(), None);
+            loop {
+                let received = next(&mut messages, &mask).await;
+                let is_last = matches!(received, Next::Ended);
+                let ready = match received {
+                    Next::Ended | Next::Silence => mask.release(),
+                    Next::Message(mut message) => {
+                        refresh(&context, &owners, &mut mask, &mut known).await;
+                        if let OwnerMessage::Event(event) = &mut message {
+                            let wait = pace.take(history::size(&event.body), Instant::now());
+                            tokio::time::sleep(wait).await;
+                            let stored = store_blob(&context, &session, &bridge, event, &mask);
+                            if Box::pin(stored).await.is_err() {
+                                return;
+                            }
+                        }
+                        mask.push(message)
+                    }
+                };
+                for message in ready {
+                    if out.send(message).await.is_err() {
                         return;
                     }
                 }
-                if out.send(message).await.is_err() {
+                if is_last {
                     return;
                 }
             }
@@ -65,17 +87,52 @@ pub(super) fn store_blobs(
     events
 }
 
+enum Next {
+    Message(OwnerMessage),
+    /// A part of a text waits, and nothing follows.
+    Silence,
+    Ended,
+}
+
+async fn next(messages: &mut mpsc::Receiver<OwnerMessage>, mask: &EventMask) -> Next {
+    let received = match mask.holds() {
+        true => tokio::time::timeout(HOLD, messages.recv()).await,
+        false => Ok(messages.recv().await),
+    };
+    match received {
+        Ok(Some(message)) => Next::Message(message),
+        Ok(None) => Next::Ended,
+        Err(_) => Next::Silence,
+    }
+}
+
+/// Reads the values of the session's secrets again after one of them may have changed.
+async fn refresh(
+    shared: &Shared,
+    owners: &[SecretOwner],
+    mask: &mut EventMask,
+    known: &mut Option<u64>,
+) {
+    let revision = shared.vault.revision();
+    if *known != Some(revision) {
+        mask.set_values(Values::new(&shared.sandboxes.doors.secret_values(owners).await));
+        *known = Some(revision);
+    }
+}
+
 async fn store_blob(
     shared: &Shared,
     session: &SessionId,
     bridge: &Bridge,
     event: &mut OutboxEvent,
+    mask: &EventMask,
 ) -> Result<(), Detached> {
     let Some(blob) = event.body.blob().cloned() else { return Ok(()) };
     let Some(text) = fetch(bridge, &blob).await? else {
         event.body.remove_blob();
         return Ok(());
     };
+    let text = mask.values().mask(text);
     let mut delay = Duration::from_millis(50);
     loop {
         let put = shared

@@ -6,6 +6,7 @@ mod blobs;
 mod commit;
 mod connection;
 mod effects;
+mod event_mask;
 mod freezer;
 mod handle;
 mod images;

@@ -9,7 +9,7 @@ use std::{
 
 use harvest_e2e::Host;
 use harvest_proto::{
-    SessionId,
+    EventBody, SessionId,
     api::{SecretUse, Session},
     bridge::Exit,
 };
@@ -209,4 +209,24 @@ async fn request_names_the_secrets_of_its_session() {
     let deleted = host.harvest(["rm", "-y", &session.id.to_string()]);
     assert_eq!(deleted.code, 0, "{deleted:?}");
     assert_eq!(host.harvest(["secret", "ls"]).stdout, "");
+}
+
+/// The parts make a value only when the shell has joined them.
+const PRINT: &str = "printf 'api-planted-%s\\n' 41c77d09b2ee5a30";
+
+#[tokio::test]
+async fn values_in_events_are_masked() {
+    let service = Service::start().await;
+    let (host, session) = start(&service).await;
+    let script = json!([{ "bash": PRINT }, { "bash": format!("{PRINT}; yes | head -c 200000") }]);
+    let prompt = host.prompt(&session, "Print it.", &script).await;
+    let ended = |body: &EventBody| matches!(body, EventBody::TurnEnded { prompt: of, .. } if *of == prompt.id);
+    host.follow(session.clone()).until("the turn to end", ended).await;
+    let events = format!("{:?}", host.events(&session).await);
+    assert!(events.contains(&"*".repeat(API_KEY.len())), "{events}");
+    assert!(!events.contains(API_KEY), "{events}");
+    for file in ["harvest.db", "harvest.db-wal"] {
+        let bytes = fs::read(host.home().join(file)).unwrap_or_default();
+        assert!(!String::from_utf8_lossy(&bytes).contains(API_KEY), "{file}");
+    }
 }
