@@ -4,7 +4,7 @@ use sqlx::{AssertSqlSafe, Row};
 
 use crate::{DbConnection, StoreError, dialect::Dialect};
 
-const VERSION: i64 = 10;
+const VERSION: i64 = 11;
 const SCHEMA: &str = include_str!("schema.sql");
 
 /// Creates the tables of a new database in one transaction: a kill in the middle leaves none, and
@@ -36,4 +36,25 @@ pub(crate) async fn create(
     }
     sqlx::raw_sql("COMMIT").execute(&mut *connection).await?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// FNV-1a.
+    fn hash(text: &str) -> u64 {
+        text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        })
+    }
+
+    #[test]
+    fn changed_schema_has_a_new_version() {
+        assert_eq!(
+            (VERSION, hash(SCHEMA)),
+            (11, 0xa989_52e0_4381_24c3),
+            "raise VERSION, and put the new pair here"
+        );
+    }
 }
