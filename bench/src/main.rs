@@ -4,6 +4,7 @@
 
 mod agents;
 mod disks;
+mod gateway;
 mod growth;
 mod harvest;
 mod http;
@@ -92,6 +93,9 @@ fn bench(options: &Options) -> Result<()> {
     }
     if options.wants("agent") {
         agents::run(&workspace.at("agents"), options, &mut report)?;
+    }
+    if options.wants("gateway") {
+        gateway::run(&workspace.at("hosts"), options, &mut report)?;
     }
     if options.wants("growth") {
         growth::run(options, &mut report)?;

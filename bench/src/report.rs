@@ -6,7 +6,7 @@ use std::{fmt, time::Duration};
 use serde::Serialize;
 
 use crate::{
-    agents, disks, growth, harvest, http,
+    agents, disks, gateway, growth, harvest, http,
     machine::{Load, Machine},
     memory::{Memory, TARGET_KIB},
     peers, pool,
@@ -112,6 +112,7 @@ impl Row {
                 .iter()
                 .chain(&sessions::LIMITS)
                 .chain(&agents::LIMITS)
+                .chain(&gateway::LIMITS)
                 .find(|(name, _)| *name == samples.row)
                 .map(|(_, limit)| *limit),
         }
@@ -135,6 +136,7 @@ fn compare(rows: &mut [Row]) {
             // Copying disks and writing events are not comparable to starting a process.
             None if agents::is_row(&row.name)
                 || disks::is_row(&row.name)
+                || gateway::is_row(&row.name)
                 || growth::is_row(&row.name)
                 || store::is_row(&row.name)
                 || sessions::is_row(&row.name)
