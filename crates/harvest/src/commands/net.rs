@@ -39,7 +39,7 @@ pub(crate) async fn run(ctx: &Invocation, verb: &NetCommand) -> Result<u8> {
         NetCommand::Rm(args) => {
             let (path, names) = targets(ctx, &client, args).await?;
             for RuleTarget { name, .. } in names {
-                client.delete(&format!("{path}/rules/{}", path_segment(&name)?)).await?;
+                client.delete(&rule_path(&path, &name)?).await?;
                 ctx.print.note(format!("Removed the rules for {name}"));
             }
         }
@@ -115,7 +115,7 @@ async fn set(
     let (path, targets) = targets(ctx, client, args).await?;
     for RuleTarget { name, ports } in targets {
         let request = client
-            .request(Method::PUT, &format!("{path}/rules/{}", path_segment(&name)?))
+            .request(Method::PUT, &rule_path(&path, &name)?)
             .json(&SetNetworkRule { verdict, ports, private });
         let rule: NetworkRule = client.call(request).await?;
         ctx.print.document(&rule)?;
@@ -126,6 +126,12 @@ async fn set(
         ctx.print.note(format!("{done} {}", describe(&rule)));
     }
     Ok(())
+}
+
+/// The path of the rule for a name, or for all names below one (`*.example.org`).
+fn rule_path(path: &str, name: &str) -> Result<String> {
+    path_segment(name.strip_prefix("*.").unwrap_or(name))?;
+    Ok(format!("{path}/rules/{name}"))
 }
 
 fn describe(rule: &NetworkRule) -> String {

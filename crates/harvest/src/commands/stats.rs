@@ -11,6 +11,10 @@ pub(crate) async fn run(ctx: &Invocation, args: &StatsArgs) -> Result<u8> {
     let since = Timestamp::from(SystemTime::now()).before(args.since.into());
     let path = format!("/v1/stats?by={}&since={since}", args.by);
     let sums: Vec<Spending> = Client::find(&ctx.config)?.all(&path).await?;
+    if sums.is_empty() && !ctx.print.json {
+        ctx.print.note("No model call in this time cost anything");
+        return Ok(0);
+    }
     let by = args.by.as_str().to_uppercase();
     let headings = [&format!("{by}…"), "CALLS", "TOKENS IN", "TOKENS OUT", "COST"];
     ctx.print.list(&sums, headings, row)?;

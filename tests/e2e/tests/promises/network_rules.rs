@@ -71,3 +71,17 @@ async fn rules_open_and_close_a_name_at_once() {
     let listed = host.harvest(["net", "ls", &id]).stdout;
     assert!(listed.contains("deny rule (session)"), "{listed}");
 }
+
+#[tokio::test]
+async fn wildcard_rules_are_set_and_removed_by_name() {
+    let host = Host::start().await;
+    let name = "*.example.org";
+    let allowed = host.harvest(["net", "allow", "--everywhere", name]);
+    assert_eq!(allowed.code, 0, "{allowed:?}");
+    assert!(host.harvest(["net", "ls"]).stdout.contains(name));
+    assert_eq!(host.harvest(["net", "rm", "--everywhere", name]).code, 0);
+    assert!(!host.harvest(["net", "ls"]).stdout.contains(name));
+    for wrong in ["*.", "a*.org", "../x"] {
+        assert_ne!(host.harvest(["net", "allow", "--everywhere", wrong]).code, 0, "{wrong}");
+    }
+}
