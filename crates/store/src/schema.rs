@@ -42,7 +42,7 @@ pub(crate) async fn create(
 mod tests {
     use super::*;
 
-    /// FNV-1a.
+    /// The 64-bit FNV-1a hash of a text.
     fn hash(text: &str) -> u64 {
         text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)

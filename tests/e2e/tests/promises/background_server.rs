@@ -101,7 +101,7 @@ async fn member_token_works_until_revoked() {
     };
     let me = ask(&["api", "GET", "me"]);
     assert!(String::from_utf8_lossy(&me.stdout).contains("bob@example.org"), "{me:?}");
-    let refused = ask(&["secret", "ls"]);
+    let refused = ask(&["schedule", "pause"]);
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(
         refused.status.code() == Some(1) && said.contains("only admins") && said.contains("hint:"),

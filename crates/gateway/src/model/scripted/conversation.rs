@@ -49,7 +49,7 @@ impl Tool {
 }
 
 /// The scripted step that a request asks for.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct NextStep {
     /// The user's last prompt.
     pub(super) prompt: String,
@@ -59,37 +59,44 @@ pub(super) struct NextStep {
     pub(super) position: usize,
     /// Number of earlier prompts that got a response.
     pub(super) earlier: usize,
+    /// The first of them and its response, of each the first line.
+    pub(super) first: Option<[String; 2]>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum HistoryItem {
     User(String),
     ToolResult,
-    Assistant,
+    /// A response, or a part of one, with its text.
+    Assistant(String),
+}
+
+impl HistoryItem {
+    const fn is_response(&self) -> bool {
+        matches!(self, Self::Assistant(_))
+    }
 }
 
 impl Conversation {
     pub(super) fn next_step(&self) -> NextStep {
         let history = &self.history;
         let Some(position) = last_prompt(history) else {
-            return NextStep { prompt: String::new(), step: 0, position: 0, earlier: 0 };
+            return NextStep::default();
         };
         let HistoryItem::User(prompt) = &history[position] else {
             unreachable!("last_prompt finds user texts")
         };
         let later = &history[position..];
         // Agents may store one response as several messages, one per block.
-        let starts_response = |pair: &&[HistoryItem]| {
-            pair[1] == HistoryItem::Assistant && pair[0] != HistoryItem::Assistant
-        };
-        let answered = |pair: &&[HistoryItem]| {
-            matches!(pair[0], HistoryItem::User(_)) && pair[1] == HistoryItem::Assistant
-        };
+        let starts_response =
+            |pair: &&[HistoryItem]| pair[1].is_response() && !pair[0].is_response();
+        let answered = |pair: &&[HistoryItem]| is_answered(pair);
         NextStep {
             prompt: prompt.clone(),
             step: later.windows(2).filter(starts_response).count(),
             position,
             earlier: history[..position].windows(2).filter(answered).count(),
+            first: first_exchange(&history[..position]),
         }
     }
 
@@ -104,6 +111,22 @@ impl Conversation {
                 .map_or_else(|| AUXILIARY_TEXT.to_owned(), |schema| sample(schema, 0).to_string()),
         )
     }
+}
+
+fn is_answered(pair: &[HistoryItem]) -> bool {
+    matches!(pair[0], HistoryItem::User(_)) && pair[1].is_response()
+}
+
+/// The first prompt with a response, and that response: the first line of each.
+fn first_exchange(history: &[HistoryItem]) -> Option<[String; 2]> {
+    let first_line = |text: &str| text.trim().lines().next().unwrap_or_default().to_owned();
+    let at = history.windows(2).position(is_answered)?;
+    let HistoryItem::User(prompt) = &history[at] else { return None };
+    let texts = history[at + 1..].iter().map_while(|item| match item {
+        HistoryItem::Assistant(text) => Some(text.as_str()),
+        _ => None,
+    });
+    Some([first_line(prompt), first_line(&texts.collect::<String>())])
 }
 
 /// A text of the user, without what agents add to it; `None` when nothing is left.
@@ -123,7 +146,7 @@ fn last_prompt(history: &[HistoryItem]) -> Option<usize> {
     let last = history.iter().rposition(|item| matches!(item, HistoryItem::User(_)))?;
     let since = history[..last]
         .iter()
-        .rposition(|item| *item == HistoryItem::Assistant)
+        .rposition(HistoryItem::is_response)
         .map_or(0, |response| response + 1);
     let has_script = |index: &usize| {
         let HistoryItem::User(text) = &history[*index] else { return false };

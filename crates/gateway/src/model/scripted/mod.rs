@@ -214,7 +214,10 @@ fn compose(
             }
             Block::Thinking(text) => parts.push(Part::Thinking(text)),
             Block::History => {
-                let text = harvest_proto::script::history_text(next.earlier);
+                let mut text = harvest_proto::script::history_text(next.earlier);
+                if let Some([prompt, answer]) = &next.first {
+                    text += &format!(" The first was “{prompt}”, answered with “{answer}”.");
+                }
                 parts.push(Part::Text { text, chunks: 1, delay: Duration::ZERO });
             }
             tool => {

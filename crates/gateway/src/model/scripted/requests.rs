@@ -151,7 +151,8 @@ impl From<GeminiRequest> for Conversation {
 
 fn gemini_items(content: &GeminiContent) -> Vec<HistoryItem> {
     if content.role == "model" {
-        return vec![HistoryItem::Assistant];
+        let texts = content.parts.iter().filter_map(|part| part["text"].as_str());
+        return vec![HistoryItem::Assistant(texts.collect())];
     }
     let item = |part: &Value| match part.get("functionResponse") {
         Some(_) => Some(HistoryItem::ToolResult),
@@ -162,7 +163,7 @@ fn gemini_items(content: &GeminiContent) -> Vec<HistoryItem> {
 
 fn message_items(message: &Message) -> Vec<HistoryItem> {
     match message.role.as_str() {
-        "assistant" => vec![HistoryItem::Assistant],
+        "assistant" => vec![HistoryItem::Assistant(content_text(&message.content))],
         "tool" => vec![HistoryItem::ToolResult],
         "user" => content_items(&message.content),
         _ => Vec::new(),
@@ -174,6 +175,15 @@ fn content_items(content: &Value) -> Vec<HistoryItem> {
         Value::String(text) => user_text(text).into_iter().collect(),
         Value::Array(blocks) => blocks.iter().filter_map(block_item).collect(),
         _ => Vec::new(),
+    }
+}
+
+/// The texts of a response.
+fn content_text(content: &Value) -> String {
+    match content {
+        Value::String(text) => text.clone(),
+        Value::Array(blocks) => blocks.iter().filter_map(|block| block["text"].as_str()).collect(),
+        _ => String::new(),
     }
 }
 
@@ -189,12 +199,12 @@ fn responses_items(item: &Value) -> Vec<HistoryItem> {
     match item["type"].as_str().unwrap_or("message") {
         "message" => match item["role"].as_str() {
             Some("user") => content_items(&item["content"]),
-            Some("assistant") => vec![HistoryItem::Assistant],
+            Some("assistant") => vec![HistoryItem::Assistant(content_text(&item["content"]))],
             _ => Vec::new(),
         },
-        "reasoning" => vec![HistoryItem::Assistant],
+        "reasoning" => vec![HistoryItem::Assistant(String::new())],
         kind if kind.ends_with("_output") => vec![HistoryItem::ToolResult],
-        kind if kind.ends_with("_call") => vec![HistoryItem::Assistant],
+        kind if kind.ends_with("_call") => vec![HistoryItem::Assistant(String::new())],
         _ => Vec::new(),
     }
 }
