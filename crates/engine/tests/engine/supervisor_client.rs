@@ -63,8 +63,10 @@ fn a_recorded_but_failed_start_can_be_retried() {
     // recorded.
     let mut refusals = Vec::new();
     for length in (0..4096).step_by(64).map(|less| 192 * 1024 - less) {
-        let env = format!(r#""env":{{"LONG":"{}"}},"created_at""#, "x".repeat(length));
-        fs::write(&record, original.replace(r#""env":{},"created_at""#, &env)).unwrap();
+        let env = format!(r#""env":{{"LONG":"{}"}},"#, "x".repeat(length));
+        let changed = original.replacen(r#""env":{},"#, &env, 1);
+        assert_ne!(changed, original);
+        fs::write(&record, changed).unwrap();
         match world.engine.restart(&running.id) {
             Ok(_) => break,
             Err(error) => refusals.push(format!("{error:?}")),
