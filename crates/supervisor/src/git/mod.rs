@@ -156,10 +156,11 @@ impl Git<'_> {
         let (at, folder) =
             (format!("{workspace}/{part}"), format!("{workspace}/{}", checkout.folder));
         remove(&at).await.map_err(|error| format!("cannot remove {at}: {error}"))?;
-        // Only the base: other sessions' branches may be large, and each clone would bring them.
+        // Only the newest commit of the base: history and other sessions' branches may be large.
+        // `git fetch --unshallow` brings the history.
         // An agent may hide the user's settings from its commands, as Gemini CLI does.
         let push = "push.autoSetupRemote=true";
-        let mut arguments = vec!["clone", "--quiet", "--single-branch", "--config", push];
+        let mut arguments = vec!["clone", "--quiet", "--depth", "1", "--config", push];
         arguments.extend(checkout.base.iter().flat_map(|base| ["--branch", base.as_str()]));
         arguments.extend(["--", &checkout.remote, &part]);
         self.run_for(NETWORK_TIMEOUT, workspace, &arguments).await?;
@@ -214,6 +215,16 @@ impl Git<'_> {
             return Ok(());
         }
         self.run_for(NETWORK_TIMEOUT, folder, &arguments).await.map(drop)
+    }
+
+    /// Fetches the history that the clone left out.
+    async fn complete_history(&self, folder: &str) -> Result<(), String> {
+        let shallow = self.last_line(folder, &["rev-parse", "--is-shallow-repository"]).await;
+        if shallow.as_deref() != Some("true") {
+            return Ok(());
+        }
+        let fetch = ["fetch", "--quiet", "--unshallow", "origin"];
+        self.run_for(NETWORK_TIMEOUT, folder, &fetch).await.map(drop)
     }
 
     /// The origin of a checkout. Refuses another owner's repository of the same name, which the

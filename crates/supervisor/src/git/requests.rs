@@ -139,6 +139,11 @@ impl Git<'_> {
         let before = self.head(folder).await.ok_or("nothing is checked out")?;
         let source = format!("+refs/heads/{branch}:refs/harvest/pushed");
         self.run_for(FETCH_TIMEOUT, folder, &["fetch", "--quiet", "origin", &source]).await?;
+        // The session may have started from an older commit than the newest build: checks that look
+        // at what the branch changed need where it left the base.
+        if self.run(folder, &["merge-base", &before, commit]).await.is_err() {
+            self.complete_history(folder).await?;
+        }
         let check_out = ["checkout", "--quiet", "--force", "--detach", commit];
         self.run(folder, &check_out).await?;
         let after = self.head(folder).await;

@@ -1,6 +1,6 @@
 //! Git requests on a checkout.
 
-use std::fs;
+use std::{fs, process::Command as Process};
 
 use harvest_proto::{
     bridge::*,
@@ -99,4 +99,63 @@ fn commit_is_checked_out_and_compared() {
     for commit in ["0123456789abcdef0123456789abcdef01234567", "HEAD", "--orphan"] {
         assert!(check_out(&mut client, commit).is_err(), "{commit}");
     }
+}
+
+/// Commits a change of a file in the clone next to the origin, and pushes it as `branch`.
+fn push(sandbox: &Sandbox, file: &str, branch: &str) -> String {
+    let work = sandbox.at("origin-work");
+    fs::write(work.join(file), branch).unwrap();
+    git(&work, &["add", "."]);
+    git(&work, &["commit", "-q", "-m", file]);
+    git(&work, &["push", "-q", "--force", "origin", &format!("HEAD:{branch}")]);
+    fs::read_to_string(work.join(".git/refs/heads/main")).unwrap().trim().to_owned()
+}
+
+#[test]
+fn shallow_clone_pushes_rebases_and_completes() {
+    let sandbox = Sandbox::start();
+    sandbox.boot(BootStart::Build, &[]);
+    push(&sandbox, "second", "main");
+    let mut client = sandbox.owner(1, 0);
+    let boot = Boot { agent: None, ..sandbox.boot(BootStart::Build, &[]) };
+    client.request(|id| ToSupervisor::Boot { id, boot: Box::new(boot) }).unwrap();
+    client.phase(BootPhase::Ready, PhaseStatus::Done);
+    // The remote belongs to the user of the test, and the agent pushes to it.
+    git(&sandbox.at("origin.git"), &["config", "core.sharedRepository", "0666"]);
+    let opened = Process::new("chmod").args(["-R", "a+rwX"]).arg(sandbox.at("origin.git")).status();
+    assert!(opened.unwrap().success());
+    let count = |client: &mut Client| shop(&sandbox, client, "git rev-list --count HEAD");
+    assert_eq!(count(&mut client), "1", "only the newest commit is cloned");
+    let work = "git config user.name T && git config user.email t@e && git checkout -q -b work \
+                && echo x > mine && git add mine && git commit -q -m Mine && git push -q origin work 2>&1";
+    shop(&sandbox, &mut client, work);
+    push(&sandbox, "third", "main");
+    let rebase = "git fetch -q origin && git rebase -q origin/main && git merge-base HEAD \
+                  origin/main && git push -q --force-with-lease origin work";
+    shop(&sandbox, &mut client, rebase);
+    assert_eq!(count(&mut client), "3");
+    assert_eq!(shop(&sandbox, &mut client, "git diff --stat origin/main...HEAD | wc -l"), "2");
+    shop(&sandbox, &mut client, "git fetch -q --unshallow && git log --oneline > /dev/null");
+    assert_eq!(count(&mut client), "4", "the history is complete on demand");
+}
+
+#[test]
+fn pushed_commit_has_merge_base_with_newer_build() {
+    let sandbox = Sandbox::start();
+    sandbox.boot(BootStart::Build, &[]);
+    // A session started from the first commit; the build has the third.
+    let old = push(&sandbox, "mine", "work");
+    let work = sandbox.at("origin-work");
+    git(&work, &["reset", "-q", "--hard", "HEAD~1"]);
+    push(&sandbox, "second", "main");
+    push(&sandbox, "third", "main");
+    let mut client = sandbox.owner(1, 0);
+    let boot = Boot { agent: None, ..sandbox.boot(BootStart::Build, &[]) };
+    client.request(|id| ToSupervisor::Boot { id, boot: Box::new(boot) }).unwrap();
+    client.phase(BootPhase::Ready, PhaseStatus::Done);
+    let (checkout, branch) = ("shop".parse().unwrap(), "work".parse().unwrap());
+    let reply = ask(&mut client, GitRequest::CheckOut { checkout, branch, commit: old.clone() });
+    assert_eq!(reply, Ok(Reply::CheckedOut { changed_harvest_folder: false }));
+    let changed = shop(&sandbox, &mut client, "git diff --name-only origin/main...HEAD");
+    assert_eq!(changed, "mine");
 }
