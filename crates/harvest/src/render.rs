@@ -32,7 +32,7 @@ use crate::{
 use harvest_proto::{
     Event, EventBody, RepositoryName, StateReason, Timestamp,
     api::{CheckOutcome, Evidence, Session, SessionState},
-    event::{BootPhase, McpState, PhaseStatus, PlanStep, StepStatus, TurnOutcome},
+    event::{BootPhase, McpState, PhaseStatus, PlanStep, StepStatus, SyncedCheckout, TurnOutcome},
 };
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -294,6 +294,7 @@ fn default_lines(body: &EventBody, width: usize) -> Vec<String> {
         EventBody::BootPhase { phase, status: PhaseStatus::Done, millis, .. } => {
             boot_phase(*phase, *millis)
         }
+        EventBody::Synced { checkouts, .. } => checkouts.iter().filter_map(moved).collect(),
         EventBody::InstallStep { folder, command, millis, failure, tail, .. } => {
             install_step((folder, command), *millis, failure.as_deref(), tail)
         }
@@ -369,6 +370,7 @@ fn verbose_lines(body: &EventBody, width: usize) -> Vec<String> {
         EventBody::BootPhase { phase, status, .. } => {
             vec![format!("{phase:?}: {status:?}").to_lowercase()]
         }
+        EventBody::Synced { checkouts, .. } => checkouts.iter().filter_map(unmoved).collect(),
         EventBody::AgentReady { version, model, mcp } => {
             let said = [version.as_deref(), model.as_deref()].into_iter().flatten();
             let servers = mcp.iter().map(|server| server.name.as_str());
@@ -418,6 +420,22 @@ fn boot_phase(phase: BootPhase, millis: Option<u64>) -> Vec<String> {
         BootPhase::Agent => "Started the agent",
     };
     vec![format!("{done} in {}", human_millis(millis.unwrap_or(0)))]
+}
+
+/// A checkout that a sync cloned or left where it was.
+fn unmoved(checkout: &SyncedCheckout) -> Option<String> {
+    let SyncedCheckout { repository, before, after, .. } = checkout;
+    let after = after.as_deref()?;
+    let is_at = || format!("Synced {repository}: at {}", short_commit(after));
+    before.as_deref().is_none_or(|before| before == after).then(is_at)
+}
+
+/// A checkout that a sync moved to a newer commit.
+fn moved(checkout: &SyncedCheckout) -> Option<String> {
+    let SyncedCheckout { repository, before, after, .. } = checkout;
+    let (before, after) = (before.as_deref()?, after.as_deref()?);
+    let commits = format!("{} → {}", short_commit(before), short_commit(after));
+    (before != after).then(|| format!("Updated {repository}: {commits}"))
 }
 
 /// A command that installed dependencies; its output is only of interest when it failed.

@@ -106,6 +106,13 @@ pub enum EventBody {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         failure: Option<BootFailure>,
     },
+    /// The checkouts were brought up to date with their remotes.
+    Synced {
+        /// The checkouts, the primary one first.
+        checkouts: Vec<SyncedCheckout>,
+        /// Duration of the sync.
+        millis: u64,
+    },
     /// A command that installs dependencies of a checkout ended.
     InstallStep {
         /// Folder of the project below `/workspace`.
@@ -402,6 +409,24 @@ pub enum BootPhase {
     Agent,
     /// The sandbox accepts prompts.
     Ready,
+}
+
+/// A checkout after a sync.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct SyncedCheckout {
+    /// Its repository.
+    pub repository: RepositoryName,
+    /// The commit that was checked out before; absent after a clone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before: Option<String>,
+    /// The commit that is checked out now; absent in an empty repository.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<String>,
+    /// Commit or tree that the session's changes are compared with from now on, when the sync ran
+    /// beside the agent and moved the checkout.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<String>,
 }
 
 /// Why a boot phase failed.

@@ -77,6 +77,8 @@ word_enum!(
         KeyRejected = "key_rejected",
         /// Failed: a budget is used up.
         Budget = "budget",
+        /// Failed: the checkouts could not be brought up to date.
+        SyncFailed = "sync_failed",
         /// Failed: the sandbox did not accept the prompt.
         PromptRefused = "prompt_refused",
         /// Stopped by a user.

@@ -147,6 +147,7 @@ fn is_bounded(body: &EventBody) -> bool {
         EventBody::TurnStarted { .. }
             | EventBody::TurnEnded { .. }
             | EventBody::BootPhase { .. }
+            | EventBody::Synced { .. }
             | EventBody::AgentExited { .. }
     )
 }

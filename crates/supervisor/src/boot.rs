@@ -15,7 +15,7 @@ use std::{
 use harvest_proto::{
     EventBody, SessionId,
     bridge::{AgentLaunch, Boot, BootStart, Checkout, Exit, Fault, Reply},
-    event::{BootPhase, PhaseStatus},
+    event::{BootPhase, PhaseStatus, SyncedCheckout},
     launch::{APP_FOLDER, MEMORY_FILE},
     redact,
 };
@@ -24,7 +24,7 @@ use self::failure::PhaseError;
 use crate::{
     agents::{self, AgentContext},
     app, capture, files,
-    git::{Git, Synced, public},
+    git::{Git, SyncResult, Synced, public},
     install,
     outbox::Outbox,
     sandbox::Sandbox,
@@ -282,8 +282,7 @@ impl BootRunner {
             Ok(false) => (PhaseStatus::Skipped, None),
             Err(error) => (PhaseStatus::Failed, Some(error)),
         };
-        let millis = u64::try_from(started_at.elapsed().as_millis()).ok();
-        self.report(phase, status, millis, error);
+        self.report(phase, status, Some(millis_since(started_at)), error);
         if status == PhaseStatus::Failed { Err(()) } else { Ok(()) }
     }
 
@@ -316,12 +315,15 @@ impl BootRunner {
             return Ok(false);
         }
         configured.map_err(|tail| PhaseError::transient("cannot configure git").with_tail(tail))?;
+        let (began, mut checkouts) = (Instant::now(), Vec::new());
         for checkout in &boot.repositories {
             let synced = git.sync(checkout, boot.start).await;
-            let synced = synced.map_err(|tail| {
+            let SyncResult { what, before, after } = synced.map_err(|tail| {
                 PhaseError::of_sync(&checkout.name, checkout.base.as_ref(), tail)
             })?;
-            let warning = match synced {
+            let repository = checkout.name.clone();
+            checkouts.push(SyncedCheckout { repository, before, after, base: None });
+            let warning = match what {
                 Synced::UpToDate => None,
                 Synced::Stale(message) => Some(message),
                 Synced::Cloned => {
@@ -338,8 +340,14 @@ impl BootRunner {
                 self.outbox.push(None, EventBody::Warning { message });
             }
         }
+        let millis = millis_since(began);
+        self.outbox.push(None, EventBody::Synced { checkouts, millis });
         Ok(true)
     }
+}
+
+fn millis_since(began: Instant) -> u64 {
+    u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 
 // Remotes become git arguments.

@@ -99,6 +99,28 @@ fn boot_phases_are_timed_and_skipped_ones_hidden() {
 }
 
 #[test]
+fn sync_shows_the_commits_of_moved_checkouts() {
+    let checkout = |repository: &str, before: Option<&str>, after: &str| SyncedCheckout {
+        repository: repository.parse().unwrap(),
+        before: before.map(str::to_owned),
+        after: Some(after.to_owned()),
+        base: None,
+    };
+    let synced = |checkouts| vec![EventBody::Synced { checkouts, millis: 380 }];
+    let moved = checkout("acme/shop", Some("1111111111"), "2222222222");
+    let same = checkout("acme/lib", Some("3333333333"), "3333333333");
+    let cloned = checkout("acme/new", None, "4444444444");
+    let screen = shown(synced(vec![moved, same.clone(), cloned.clone()]));
+    assert_eq!(screen, "Updated acme/shop: 1111111 → 2222222\n");
+    assert_eq!(shown(synced(vec![same.clone()])), "");
+    let verbose = Renderer::new(true, 80, Palette::default());
+    assert_eq!(
+        shown_by(verbose, synced(vec![same, cloned])),
+        "Synced acme/lib: at 3333333\nSynced acme/new: at 4444444\n"
+    );
+}
+
+#[test]
 fn turn_shows_text_and_one_line_per_tool() {
     let prompt = PromptId::random();
     let screen = shown(vec![

@@ -1,5 +1,6 @@
 //! Clones and updates checkouts, always as the agent's user and never interactively.
 
+mod author;
 pub(crate) mod program;
 pub(crate) mod public;
 mod queries;
@@ -8,14 +9,20 @@ mod trees;
 
 pub(crate) use self::requests::start;
 
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
 use harvest_proto::{
     bridge::{Author, BootStart, Checkout},
     door::GIT_NAME,
 };
 
-use crate::{capture, files::blocking_io, processes::ProcessSpec, sandbox::Sandbox, users::User};
+use crate::{
+    capture,
+    files::{self, blocking_io},
+    processes::ProcessSpec,
+    sandbox::Sandbox,
+    users::User,
+};
 
 // Enough for the first clone of a large repository while the gateway restarts.
 const NETWORK_TIMEOUT: Duration = Duration::from_secs(30 * 60);
@@ -50,7 +57,16 @@ const SETTINGS: [(&str, &str); 5] = [
     ("user.email", "harvest@localhost"),
 ];
 
-/// The result of syncing a checkout.
+/// A checkout after a sync.
+pub(crate) struct SyncResult {
+    pub(crate) what: Synced,
+    /// The commit that was checked out before.
+    pub(crate) before: Option<String>,
+    /// The commit that is checked out now.
+    pub(crate) after: Option<String>,
+}
+
+/// What a sync has done.
 pub(crate) enum Synced {
     UpToDate,
     /// Left unchanged, for this reason.
@@ -112,8 +128,24 @@ impl Git<'_> {
     /// running agent cannot change.
     pub(crate) async fn set_author(&self, author: &Author) -> Result<(), String> {
         let name = format!("{} (Harvest)", author.name);
+        if self.write_author(&name, &author.email) {
+            return Ok(());
+        }
         self.run("/", &["config", "--global", "user.name", &name]).await?;
         self.run("/", &["config", "--global", "user.email", &author.email]).await.map(drop)
+    }
+
+    // Without a process, which would delay the prompt. False if that has to be left to git.
+    fn write_author(&self, name: &str, email: &str) -> bool {
+        if self.sandbox.env(self.user).contains_key("GIT_CONFIG_GLOBAL") {
+            return false;
+        }
+        let path = Path::new(&self.sandbox.home(self.user)).join(".gitconfig");
+        let Ok(Some(old)) = files::read_small(&path, self.user) else { return false };
+        match author::with_author(&old, name, email) {
+            Some(new) => new == old || files::write_small(&path, self.user, &new).is_ok(),
+            None => false,
+        }
     }
 
     /// Brings a checkout into the state that `start` requires.
@@ -121,10 +153,22 @@ impl Git<'_> {
         &self,
         checkout: &Checkout,
         start: BootStart,
-    ) -> Result<Synced, String> {
+    ) -> Result<SyncResult, String> {
+        let folder = self.folder(&checkout.folder);
+        let before = if has_repository(&folder) { self.head(&folder).await } else { None };
+        let what = self.sync_checkout(checkout, start).await?;
+        let after = match &what {
+            // Only fetched: what is checked out stays.
+            _ if start == BootStart::Restore && before.is_some() => before.clone(),
+            _ => self.head(&folder).await,
+        };
+        Ok(SyncResult { what, before, after })
+    }
+
+    async fn sync_checkout(&self, checkout: &Checkout, start: BootStart) -> Result<Synced, String> {
         let workspace = self.sandbox.workspace();
-        let folder = format!("{workspace}/{}", checkout.folder);
-        let exists = std::path::Path::new(&folder).join(".git").exists();
+        let folder = self.folder(&checkout.folder);
+        let exists = has_repository(&folder);
         // Only before the first turn: later the agent may have changed it, and must get its disk.
         if exists && checkout.clone_missing {
             self.check_origin(&folder, &checkout.remote).await?;
@@ -301,6 +345,10 @@ impl Git<'_> {
         let reference = format!("refs/heads/{branch}");
         self.run(folder, &["symbolic-ref", "HEAD", &reference]).await.map(drop)
     }
+}
+
+fn has_repository(folder: &str) -> bool {
+    Path::new(folder).join(".git").exists()
 }
 
 fn is_at_door(remote: &str) -> bool {

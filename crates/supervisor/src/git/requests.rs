@@ -101,8 +101,10 @@ impl Git<'_> {
         }
     }
 
-    async fn head(&self, folder: &str) -> Option<String> {
-        self.last_line(folder, &["rev-parse", "--verify", "HEAD"]).await
+    /// The commit that is checked out.
+    pub(super) async fn head(&self, folder: &str) -> Option<String> {
+        let head = self.last_line(folder, &["rev-parse", "--verify", "HEAD"]).await;
+        head.filter(|commit| is_object_id(commit))
     }
 
     // Renames the branch of another session (after a fork); from any other HEAD, creates the

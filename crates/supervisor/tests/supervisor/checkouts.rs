@@ -8,7 +8,7 @@ use harvest_proto::{
     event::{BootPhase, PhaseStatus},
 };
 
-use crate::harness::{Sandbox, git};
+use crate::harness::{Client, Sandbox, git};
 
 const SETUP: &str = "basename $PWD >> $HOME/set-up";
 
@@ -60,6 +60,33 @@ fn every_repository_is_cloned_and_set_up() {
     boot(&sandbox, two_checkouts(&sandbox, BootStart::Fresh));
     assert_eq!(heads(&sandbox), [BRANCH, BRANCH]);
     assert_eq!(fs::read_to_string(sandbox.at("home/set-up")).unwrap(), "shop\nlib\n");
+}
+
+fn synced(owner: &mut Client) -> Vec<(Option<String>, Option<String>)> {
+    let synced = owner.event(|body| matches!(body, EventBody::Synced { .. }));
+    let EventBody::Synced { checkouts, .. } = synced else { unreachable!() };
+    checkouts.into_iter().map(|checkout| (checkout.before, checkout.after)).collect()
+}
+
+#[test]
+fn synced_has_commits_before_and_after() {
+    let built = Sandbox::start();
+    let mut build = two_checkouts(&built, BootStart::Build);
+    build.repositories.truncate(1);
+    let mut owner = built.owner(1, 0);
+    owner.request(|id| ToSupervisor::Boot { id, boot: Box::new(build.clone()) }).unwrap();
+    let [(None, Some(first))] = &synced(&mut owner)[..] else { panic!("a clone has no before") };
+    owner.phase(BootPhase::Ready, PhaseStatus::Done);
+    let second = built.commit("README", "newer\n");
+    for (start, after) in [(BootStart::Restore, first), (BootStart::Image, &second)] {
+        let sandbox = on_the_disk_of(&built);
+        let mut owner = sandbox.owner(1, 0);
+        let boot = Box::new(Boot { start, ..build.clone() });
+        owner.request(|id| ToSupervisor::Boot { id, boot }).unwrap();
+        assert_eq!(synced(&mut owner), [(Some(first.clone()), Some(after.clone()))], "{start:?}");
+        owner.phase(BootPhase::Ready, PhaseStatus::Done);
+        fs::rename(sandbox.at("workspace"), built.at("workspace")).unwrap();
+    }
 }
 
 #[test]

@@ -199,6 +199,18 @@ impl Sandbox {
         }
     }
 
+    /// Pushes a commit that changes this file to the origin's base; returns its id.
+    pub(crate) fn commit(&self, name: &str, text: &str) -> String {
+        let work = self.at("origin-work");
+        let path = work.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+        git(&work, &["add", "."]);
+        git(&work, &["commit", "-q", "-m", name]);
+        git(&work, &["push", "-q", "origin", "HEAD:main"]);
+        git(&work, &["rev-parse", "HEAD"])
+    }
+
     pub(crate) fn booted(&self, client: &mut Client) {
         self.booted_with(client, AgentName::Claude);
     }
@@ -226,7 +238,7 @@ impl Drop for Sandbox {
     }
 }
 
-pub(crate) fn git(folder: &Path, arguments: &[&str]) {
+pub(crate) fn git(folder: &Path, arguments: &[&str]) -> String {
     let done = Process::new("git")
         .current_dir(folder)
         .env("GIT_CONFIG_GLOBAL", "/dev/null")
@@ -235,6 +247,7 @@ pub(crate) fn git(folder: &Path, arguments: &[&str]) {
         .output()
         .unwrap();
     assert!(done.status.success(), "git {arguments:?}: {}", String::from_utf8_lossy(&done.stderr));
+    String::from_utf8_lossy(&done.stdout).trim().to_owned()
 }
 
 /// A client that records everything it receives.
