@@ -7,12 +7,13 @@ use anyhow::{Context, Result, bail};
 use harvest_proto::{
     RepositoryName, RepositoryRef,
     api::{AddRepository, Repository, UseRepository},
+    repository_address::{ADDRESS_FORMS, https_url, is_same_url, of_ssh},
 };
 
 use crate::{
     Invocation,
     client::Client,
-    printer::{Advice, ApiRefusal},
+    printer::{Advice, ApiRefusal, Printer},
     publish::{NameConflict, Source, enclosing, forge, publish},
 };
 
@@ -91,7 +92,7 @@ fn is_repository(folder: &Path) -> bool {
 /// A registered name has precedence over a folder of that name; `./name` is always the folder. The
 /// server resolves a name without an owner.
 fn parse(typed: &str, known: &[Repository]) -> Result<RepositoryInput> {
-    if typed.contains("://") {
+    if typed.contains("://") || of_ssh(typed).is_some() {
         return Ok(RepositoryInput::Url(typed.to_owned()));
     }
     if let Ok(name) = typed.parse::<RepositoryRef>()
@@ -103,17 +104,21 @@ fn parse(typed: &str, known: &[Repository]) -> Result<RepositoryInput> {
     if path.is_dir() {
         return Ok(RepositoryInput::Folder(path.to_owned()));
     }
+    if !path.exists() && https_url(typed).is_some() {
+        return Ok(RepositoryInput::Url(typed.to_owned()));
+    }
     let (what, hint) = match () {
         () if path.exists() => {
-            (format!("`{typed}` is not a folder"), "name the folder that contains it")
+            (format!("`{typed}` is not a folder"), "name the folder that contains it".to_owned())
         }
         () if typed.contains(':') => (
-            format!("`{typed}` is not an http or https URL"),
-            "write it as https://HOST/PATH; store its access token with `harvest secret set`",
+            format!("`{typed}` is no address of a repository"),
+            format!("use {ADDRESS_FORMS}, or a folder"),
         ),
         () => (
             format!("there is no repository and no folder `{typed}`"),
-            "`harvest repo ls` lists repositories; a git URL instead of a name registers it",
+            "`harvest repo ls` lists repositories; a git URL or OWNER/NAME of github.com registers one"
+                .to_owned(),
         ),
     };
     bail!(Advice::new(what, hint))
@@ -144,7 +149,8 @@ async fn registered(
     url: &str,
     known: &[Repository],
 ) -> Result<RepositoryName> {
-    if let Some(repository) = known.iter().find(|repository| same_url(&repository.url, url)) {
+    let url = &https_address(ctx.print, url);
+    if let Some(repository) = known.iter().find(|repository| is_same_url(&repository.url, url)) {
         return Ok(repository.name.clone());
     }
     let request = AddRepository { url: url.to_owned(), ..AddRepository::default() };
@@ -161,20 +167,20 @@ async fn registered(
     Ok(added.name)
 }
 
-fn same_url(left: &str, right: &str) -> bool {
-    let normalized = |url: &str| url.trim_end_matches('/').trim_end_matches(".git").to_owned();
-    normalized(left) == normalized(right)
+/// The URL that an address stands for. Tells the user when it is not what was typed.
+pub(crate) fn https_address(print: Printer, address: &str) -> String {
+    match https_url(address) {
+        Some(url) => {
+            print.note(format!("{address} is read over HTTPS: {url}"));
+            url
+        }
+        None => address.to_owned(),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn url_suffix_does_not_matter() {
-        assert!(same_url("http://h/a.git", "http://h/a/"));
-        assert!(!same_url("http://h/a", "http://h/b"));
-    }
 
     #[test]
     fn registered_name_precedes_folder() {
@@ -198,7 +204,11 @@ mod tests {
             parse("https://h/x", &known).unwrap(),
             RepositoryInput::Url("https://h/x".into())
         );
-        for unknown in ["nope", "git@h:a.git", "Cargo.toml"] {
+        for address in ["acme/app", "git@h:a/b.git", "ssh://git@h/a/b"] {
+            let expected = RepositoryInput::Url(address.into());
+            assert_eq!(parse(address, &known).unwrap(), expected);
+        }
+        for unknown in ["nope", "h:a.git", "local/nope", "Cargo.toml", "src/main.rs"] {
             assert!(parse(unknown, &known).is_err(), "{unknown}");
         }
     }

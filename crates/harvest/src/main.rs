@@ -15,6 +15,7 @@ mod copy;
 mod database;
 mod doctor;
 mod follow;
+mod identity;
 mod images;
 mod in_process_doors;
 mod inputs;

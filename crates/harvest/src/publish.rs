@@ -12,7 +12,8 @@ use anyhow::{Context, Result, bail};
 use harvest_forge::{ForgeError, ImportedFolder, LocalForge};
 use harvest_proto::{
     BranchName, RepositoryName, RepositoryRef, Secret,
-    api::{AddRepository, Repository},
+    api::{AddRepository, Me, Repository},
+    bridge::Author,
     repository_name::LOCAL_OWNER,
 };
 
@@ -20,7 +21,7 @@ use crate::{
     Invocation,
     cli::units,
     client::{self, Client},
-    confirm,
+    confirm, identity,
     printer::{Advice, Printer},
     server_process,
 };
@@ -73,7 +74,7 @@ pub(crate) async fn publish(
         folder.canonicalize().with_context(|| format!("cannot find {}", folder.display()))?;
     let known = client.repositories().await?;
     if let Some(before) = known.iter().find(|known| is_copy(forge, known, &folder, &add)) {
-        return update(print, forge, before, &folder, &add).await;
+        return update(print, client, forge, (before, &folder), &add).await;
     }
     chosen_name(&folder, naming, add.name.as_ref(), &known)?;
     let source = Source { folder: &folder, ..source };
@@ -84,10 +85,10 @@ pub(crate) async fn publish(
     let _lock = hold(print, forge).await?;
     let known = client.repositories().await?;
     if let Some(before) = known.iter().find(|known| is_copy(forge, known, &folder, &add)) {
-        return update(print, forge, before, &folder, &add).await;
+        return update(print, client, forge, (before, &folder), &add).await;
     }
     let name = chosen_name(&folder, naming, add.name.as_ref(), &known)?;
-    let (token, taken) = copy(forge, name.name(), &folder).await?;
+    let (token, taken) = copy(client, forge, name.name(), &folder).await?;
     let secret = secret_name(&name, &known);
     let path = format!("/v1/secrets/{secret}");
     client.secret_set(&path, &serde_json::json!({ "value": token.expose() })).await?;
@@ -108,9 +109,9 @@ pub(crate) async fn publish(
 /// Updates the copy of a registered folder.
 async fn update(
     print: Printer,
+    client: &Client,
     forge: &LocalForge,
-    before: &Repository,
-    folder: &Path,
+    (before, folder): (&Repository, &Path),
     add: &AddRepository,
 ) -> Result<Published> {
     if add.base.is_some() || add.image.is_some() {
@@ -119,7 +120,7 @@ async fn update(
         bail!(Advice::new(message, hint));
     }
     let copy = forge.repository_name(&before.url).context("the copy is not on the local forge")?;
-    let ImportedFolder { branch, notes, .. } = take(forge, copy.name(), folder).await?;
+    let ImportedFolder { branch, notes, .. } = take(client, forge, copy.name(), folder).await?;
     tell(print, &before.name, &notes);
     Ok(Published { repository: before.clone(), branch, new: false })
 }
@@ -140,7 +141,7 @@ pub(crate) async fn refresh(
     match folder.filter(|folder| folder.is_dir()) {
         Some(folder) => {
             let add = AddRepository::default();
-            update(ctx.print, &forge, repository, &folder, &add).await.map(drop)
+            update(ctx.print, client, &forge, (repository, &folder), &add).await.map(drop)
         }
         None => Ok(()),
     }
@@ -170,6 +171,7 @@ fn is_copy(forge: &LocalForge, known: &Repository, folder: &Path, add: &AddRepos
 
 /// Creates a repository on the forge from the folder.
 async fn copy(
+    client: &Client,
     forge: &LocalForge,
     name: &str,
     folder: &Path,
@@ -182,7 +184,7 @@ async fn copy(
         other => other.map(|_| true),
     };
     let made = made.context("cannot create a repository on the local forge")?;
-    match take(forge, name, folder).await {
+    match take(client, forge, name, folder).await {
         Ok(taken) => Ok((token, taken)),
         Err(error) => {
             if made {
@@ -225,9 +227,16 @@ async fn consent(
     }
 }
 
-async fn take(forge: &LocalForge, name: &str, folder: &Path) -> Result<ImportedFolder> {
+async fn take(
+    client: &Client,
+    forge: &LocalForge,
+    name: &str,
+    folder: &Path,
+) -> Result<ImportedFolder> {
+    let me: Me = client.get("/v1/me").await?;
+    let author = Some(me.user).filter(Author::is_known).or_else(identity::of_git);
     tokio::select! {
-        taken = forge.import_folder(name, folder) => Ok(taken?),
+        taken = forge.import_folder(name, folder, author.as_ref()) => Ok(taken?),
         _ = tokio::signal::ctrl_c() => bail!("interrupted while copying {}", folder.display()),
     }
 }

@@ -38,7 +38,7 @@ use crate::{
     atomic_write::{remove_unfinished, write_private},
     client::{Client, ServerFile},
     config::{Config, prices, process_env},
-    database, known_secrets, log,
+    database, identity, known_secrets, log,
     printer::Advice,
     recipes, supervisor,
 };
@@ -387,30 +387,20 @@ async fn ensure_token(config: &Config, accounts: &Accounts) -> Result<(Secret<St
     let path = config.token_file();
     if let Ok(text) = fs::read_to_string(&path) {
         let token = text.trim().to_owned();
-        if accounts.token_check(&token).await?.is_some() {
+        if let Some(known) = accounts.token_check(&token).await? {
+            // Created before git knew the user.
+            if let Some(user) = identity::configured(config).filter(|_| !known.user.is_known()) {
+                accounts.token_set_user(&known.name, &user).await?;
+            }
             return Ok((Secret::new(token), false));
         }
     }
-    let setting = |configured: &Option<String>, key, default: &str| {
-        configured.clone().or_else(|| git_setting(key)).unwrap_or_else(|| default.to_owned())
-    };
-    let user = Author {
-        name: setting(&config.author_name, "user.name", "You"),
-        email: setting(&config.author_email, "user.email", "you@localhost"),
-    };
+    let user = identity::configured(config).unwrap_or(Author::unknown());
     // An existing token of this name whose file is lost is replaced.
     let token = accounts.token_replace(FIRST_TOKEN, user, Role::Admin).await;
     let token = token.context("cannot create the first token")?;
     write_private(&path, token.expose().as_bytes())?;
     Ok((token, true))
-}
-
-/// A value of the user's global git configuration.
-fn git_setting(key: &str) -> Option<String> {
-    let output =
-        std::process::Command::new("git").args(["config", "--global", key]).output().ok()?;
-    let value = String::from_utf8(output.stdout).ok()?.trim().to_owned();
-    (output.status.success() && !value.is_empty()).then_some(value)
 }
 
 /// A random token of 160 bits.

@@ -20,6 +20,7 @@ pub mod names;
 pub mod network;
 pub mod reason;
 pub mod redact;
+pub mod repository_address;
 pub mod repository_name;
 pub mod script;
 pub mod secret;

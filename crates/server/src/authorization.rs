@@ -13,7 +13,7 @@ use harvest_proto::{
 };
 use harvest_session::Sessions;
 
-use crate::{ServerState, problem::ApiError, route_path::RoutePath};
+use crate::{ServerState, problem::ApiError, route_path::RoutePath, validate};
 
 /// The effect of a route's requests on the resource in its path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,8 +85,23 @@ pub(crate) fn is_same(one: &Author, other: &Author) -> bool {
     one.email.eq_ignore_ascii_case(&other.email)
 }
 
+/// The user of a request that creates work: the token's user, else the author that the request
+/// names. An author is never made up.
+pub(crate) fn user_of(token: &Token, named: Option<&Author>) -> Result<Author, ApiError> {
+    validate::author(named)?;
+    check_author(token, named)?;
+    let known = [Some(&token.user), named].into_iter().flatten().find(|one| one.is_known());
+    known.cloned().ok_or_else(|| {
+        let detail = "commits need an author: neither the request nor its token names one";
+        ApiError::new(StatusCode::CONFLICT, "no_author", detail).hint(
+            "`git config --global user.name NAME` and `git config --global user.email EMAIL` \
+             name you to `harvest`; a program sends `author`",
+        )
+    })
+}
+
 /// Only admins may set an author other than themselves.
-pub(crate) fn check_author(token: &Token, author: Option<&Author>) -> Result<(), ApiError> {
+fn check_author(token: &Token, author: Option<&Author>) -> Result<(), ApiError> {
     match author {
         Some(author) if token.role != Role::Admin && *author != token.user => {
             let detail = "only admins may name another author";

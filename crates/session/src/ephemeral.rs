@@ -6,7 +6,7 @@ use std::{any::Any, collections::BTreeMap, sync::Arc, time::Duration};
 use harvest_gateway::{DoorObserver, ledger::DoorPolicy};
 use harvest_proto::{
     BranchName, EventBody, RepositoryName, SandboxId, SessionId, SnapshotId,
-    bridge::{Boot, BootStart, BridgeRole, Checkout, ToSupervisor},
+    bridge::{Author, Boot, BootStart, BridgeRole, Checkout, ToSupervisor},
     event::{BootFailure, BootPhase, PhaseStatus, SnapshotKind},
 };
 use tokio::sync::mpsc;
@@ -80,12 +80,14 @@ impl EphemeralSandbox {
         repository: &RepositoryName,
         base: Option<BranchName>,
         start: BootStart,
+        author: Option<&Author>,
         mut observe: impl FnMut(&EventBody),
     ) -> Result<(), EphemeralError> {
         let boot = Boot {
             session: SessionId::random(),
             epoch: 1,
             start,
+            author: author.cloned(),
             repositories: vec![Checkout {
                 name: repository.clone(),
                 folder: repository.folder(),

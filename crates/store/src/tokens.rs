@@ -54,6 +54,16 @@ impl Store {
         self.writer.execute(None, query).await.map(drop)
     }
 
+    /// Changes the user of a token.
+    pub async fn token_set_user(&self, name: &str, user: &Author) -> Result<(), StoreError> {
+        let query =
+            sqlx::query("UPDATE tokens SET user_name = $2, user_email = $3 WHERE name = $1")
+                .bind(name.to_owned())
+                .bind(user.name.clone())
+                .bind(user.email.clone());
+        self.writer.execute(None, query).await.map(drop)
+    }
+
     /// Deletes a token unless it is the last admin token. Returns whether it was deleted.
     pub async fn token_remove(&self, name: &str) -> Result<bool, StoreError> {
         let query = sqlx::query(

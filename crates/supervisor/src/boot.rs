@@ -309,7 +309,7 @@ impl BootRunner {
         fresh: &mut Vec<&'a Checkout>,
     ) -> PhaseResult {
         let git = Git { sandbox: &self.sandbox, user };
-        let configured = git.configure().await;
+        let configured = git.configure(boot.author.as_ref()).await;
         if boot.repositories.is_empty() {
             // Without repositories the image need not contain git.
             return Ok(false);
@@ -437,6 +437,7 @@ mod tests {
             session: SessionId::random(),
             epoch: 1,
             start: BootStart::Fresh,
+            author: None,
             repositories: vec![checkout],
             agent: None,
             mcp_servers: Vec::new(),

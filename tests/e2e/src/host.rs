@@ -90,6 +90,9 @@ impl Host {
             .env("NO_COLOR", "1")
             // The clock of the machine would start builds in the middle of a test.
             .env("HARVEST_SCHEDULE", "false")
+            // Not the identity of the machine that tests run on.
+            .env("HARVEST_AUTHOR_NAME", "Test")
+            .env("HARVEST_AUTHOR_EMAIL", "test@example.org")
             .env_remove("HARVEST_URL");
         for key in ["ANTHROPIC_API_KEY", "GITHUB_TOKEN", "SENTRY_AUTH_TOKEN"] {
             command.env_remove(key);

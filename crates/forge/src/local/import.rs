@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use harvest_proto::{BranchName, Hint, names::InvalidBranchName};
+use harvest_proto::{BranchName, Hint, bridge::Author, names::InvalidBranchName};
 
 use super::{ForgeError, LocalForge, file_error, git, write_atomically};
 
@@ -68,6 +68,9 @@ pub enum ImportError {
         /// The size and the limit.
         what: String,
     },
+    /// Its files become a commit, and neither the caller nor git named an author.
+    #[error("`{}` is not a git repository, and its first commit needs an author", folder.display())]
+    NoAuthor { folder: PathBuf },
     #[error("cannot copy the folder to the local forge")]
     Forge(#[from] ForgeError),
 }
@@ -86,6 +89,9 @@ impl Hint for ImportError {
             Self::TooLarge { .. } => {
                 "exclude files with a .gitignore, or make the folder a git repository"
             }
+            Self::NoAuthor { .. } => {
+                "`git config --global user.name NAME` and `git config --global user.email EMAIL`"
+            }
             Self::Forge(_) => "`harvest doctor` lists missing prerequisites",
         };
         Some(hint.into())
@@ -94,7 +100,7 @@ impl Hint for ImportError {
 
 impl LocalForge {
     /// Updates the repository to the folder's content: the checked-out branch of a git repository,
-    /// otherwise the files as a commit on `main`. `folder` must be an absolute path.
+    /// otherwise the files as a commit of `author` on `main`. `folder` must be an absolute path.
     ///
     /// # Errors
     /// When the folder is empty, too large or unreadable, or the disk or git fails.
@@ -102,13 +108,17 @@ impl LocalForge {
         &self,
         name: &str,
         folder: &Path,
+        author: Option<&Author>,
     ) -> Result<ImportedFolder, ImportError> {
         let home = self.existing_folder(name)?;
         let bare = home.join("repository.git");
         let _lock = lock_imports(&home).await?;
         let imported = match git_dir(folder) {
             Some(source) => self.import_branch(&bare, folder, &source).await?,
-            None => files::import(&bare, folder).await?,
+            None => {
+                let no_author = || ImportError::NoAuthor { folder: folder.to_owned() };
+                files::import(&bare, folder, author.ok_or_else(no_author)?).await?
+            }
         };
         write_atomically(&home.join("source"), folder.as_os_str().as_encoded_bytes())?;
         Ok(imported)

@@ -9,7 +9,7 @@ use std::{
 };
 
 use harvest_forge::{ImportError, ImportedFolder, LocalForge};
-use harvest_proto::Secret;
+use harvest_proto::{Secret, bridge::Author};
 
 struct Fixture {
     folder: tempfile::TempDir,
@@ -41,7 +41,7 @@ impl Fixture {
     /// Imports the folder and asserts that it is unchanged.
     async fn import(&self) -> Result<ImportedFolder, ImportError> {
         let (source, before) = (self.source(), contents(&self.source()));
-        let imported = self.forge.import_folder("app", &source).await;
+        let imported = self.forge.import_folder("app", &source, Some(&author())).await;
         assert_eq!(contents(&source), before, "the folder is only read");
         imported
     }
@@ -50,6 +50,10 @@ impl Fixture {
     fn git(&self, arguments: &str) -> String {
         sh(&self.forge.repository_path("app").unwrap(), &format!("git {arguments}"))
     }
+}
+
+fn author() -> Author {
+    Author { name: "Ada".into(), email: "ada@example.org".into() }
 }
 
 fn sh(folder: &Path, script: &str) -> String {
@@ -155,7 +159,7 @@ async fn bare_shallow_and_linked_repositories_are_imported() {
         }
         let imported = fixture
             .forge
-            .import_folder("app", &other)
+            .import_folder("app", &other, Some(&author()))
             .await
             .unwrap_or_else(|error| panic!("{make}: {error:?}"));
         assert_eq!(imported.commit, commit.trim(), "{make}");

@@ -7,9 +7,10 @@ use harvest_proto::{BranchName, RepositoryRef, SnapshotId};
 pub(crate) enum RepoCommand {
     /// Register a repository
     Add {
-        /// An http or https URL, or a folder, which is copied to the local forge
+        /// A URL, OWNER/NAME (github.com), git@HOST:OWNER/NAME, or a folder, which is copied to the
+        /// local forge
         // Not named `url`: clap would confuse it with the global flag.
-        #[arg(value_name = "URL|FOLDER")]
+        #[arg(value_name = "ADDRESS|FOLDER")]
         location: String,
         /// Its name, NAME or OWNER/NAME [default: the last two parts of the URL]
         #[arg(long)]

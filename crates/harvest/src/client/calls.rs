@@ -11,9 +11,11 @@ use harvest_proto::{
     },
 };
 use reqwest::Method;
+use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
 use super::{Client, with_cursor};
+use crate::{identity, printer::ApiRefusal};
 
 impl Client {
     /// The newest sessions that match a query string, at most `max`, and whether there are more.
@@ -47,11 +49,29 @@ impl Client {
     }
 
     pub(crate) async fn create(&self, body: &CreateSession) -> Result<Session> {
-        self.post("/v1/sessions", body).await
+        self.post_authored("/v1/sessions", body).await
+    }
+
+    /// Sends a request that creates work. One that is refused because neither it nor its token
+    /// names an author is sent again with the identity of git on this machine.
+    async fn post_authored<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T> {
+        let refused = match self.post(path, body).await {
+            Err(error) if is_without_author(&error) => error,
+            other => return other,
+        };
+        let Some(author) = identity::of_git() else { return Err(refused) };
+        let mut body = serde_json::to_value(body).context("cannot write the request")?;
+        body["author"] = json!(author);
+        self.post(path, &body).await
     }
 
     pub(crate) async fn fork(&self, id: &SessionId, body: &ForkSession) -> Result<Vec<Session>> {
-        let page: Page<Session> = self.post(&format!("/v1/sessions/{id}/fork"), body).await?;
+        let page: Page<Session> =
+            self.post_authored(&format!("/v1/sessions/{id}/fork"), body).await?;
         Ok(page.items)
     }
 
@@ -70,7 +90,7 @@ impl Client {
     }
 
     pub(crate) async fn prompt(&self, id: &SessionId, body: &CreatePrompt) -> Result<Prompt> {
-        self.post(&format!("/v1/sessions/{id}/prompts"), body).await
+        self.post_authored(&format!("/v1/sessions/{id}/prompts"), body).await
     }
 
     pub(crate) async fn turns(&self, id: &SessionId) -> Result<Vec<Turn>> {
@@ -118,4 +138,8 @@ impl Client {
     pub(crate) async fn secret_set(&self, path: &str, body: &Value) -> Result<()> {
         self.send(self.request(Method::PUT, path).json(body)).await.map(drop)
     }
+}
+
+fn is_without_author(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<ApiRefusal>().is_some_and(|refusal| refusal.0.code == "no_author")
 }

@@ -14,7 +14,7 @@ pub(crate) async fn run(ctx: &Invocation, args: ForkArgs) -> Result<u8> {
     let mut prompts = prompts.into_iter().map(PromptSource::read).collect::<Result<Vec<_>>>()?;
     // A single prompt is for every fork.
     let prompt = if prompts.len() == 1 { prompts.pop() } else { None };
-    let request = ForkSession { turn, count: args.number, prompt, prompts };
+    let request = ForkSession { turn, count: args.number, prompt, prompts, author: None };
     let forks = client.fork(&id, &request).await.with_context(|| format!("cannot fork {id}"))?;
     match (one, forks.first()) {
         (true, Some(fork)) => ctx.print.result(fork, |fork| format!("{}\n", fork.id))?,

@@ -69,7 +69,7 @@ mod tests {
             let status = if position.is_some() { "queued" } else { "completed" };
             serde_json::from_value(serde_json::json!({
                 "id": "prm_4kq2aaaaaaaa", "text": "t", "status": status, "position": position, "attachments": [],
-                "author": { "name": "You", "email": "you@localhost" }, "turn": null, "seq": seq,
+                "author": { "name": "Ada", "email": "ada@example.org" }, "turn": null, "seq": seq,
                 "created_at": "1970-01-01T00:00:00.000Z",
             }))
             .unwrap()

@@ -92,7 +92,7 @@ mod tests {
         let value = json!({
             "id": "ses_4kq2aaaaaaaa", "title": "t", "state": state, "reason": "ready", "repository": "local/calc",
             "branch": "b", "agent": "claude", "model": null, "network": "none", "provider": "local",
-            "author": { "name": "You", "email": "you@localhost" }, "sandbox": null, "epoch": 0,
+            "author": { "name": "Ada", "email": "ada@example.org" }, "sandbox": null, "epoch": 0,
             "snapshot_id": null, "forked_from": null, "turns": 0, "queued": 0,
             "usage": { "input_tokens": 0, "output_tokens": 0, "cache_read_tokens": 0, "cache_write_tokens": 0 },
             "spent_micros": 0,

@@ -9,7 +9,7 @@ use crate::{
     Invocation,
     cli::UpArgs,
     commands::background,
-    known_secrets,
+    identity, known_secrets,
     printer::human_elapsed,
     server_process::{self, RunningServer, ShutdownMode},
 };
@@ -45,6 +45,12 @@ pub(crate) async fn run(ctx: &Invocation, args: UpArgs) -> Result<u8> {
             "Token {token} (shown once; stored in {})",
             config.token_file().display()
         ));
+    }
+    if identity::configured(config).is_none() {
+        ctx.print.note("Git knows no user.name and user.email here: requests must name an author");
+        ctx.print.hint(
+            "`git config --global user.name NAME` and `git config --global user.email EMAIL`",
+        );
     }
     let taken: Vec<_> = known_secrets::in_environment(config).into_keys().collect();
     if !taken.is_empty() {

@@ -108,11 +108,11 @@ table! {
              their network policy is `none`";
         image: String, "name", "the image `agents` if it is built, else the smallest one with the session's agent",
             "The image that sessions start from";
-        author_name: String, "text", "git's own `user.name`, else `You`",
-            "The name of the commit author, followed by ` (Harvest)`; read when the first token is \
-             created";
-        author_email: String, "text", "git's own `user.email`, else `you@localhost`",
-            "The e-mail address of the commit author";
+        author_name: String, "text", "git's own `user.name`",
+            "The name of the commit author, followed by ` (Harvest)`: the user of the server's first token";
+        author_email: String, "text", "git's own `user.email`",
+            "The e-mail address of the commit author. Without one, `harvest` sends the identity of git \
+             on its own machine, and a request that names no author is refused";
         budget_tokens: u64, "number", "no limit",
             "Model calls are refused once a session, with those that its agent created, has used \
              this many tokens. `harvest budget` sets limits in money";

@@ -14,6 +14,7 @@ use harvest_gateway::ScriptRule;
 use crate::{
     Invocation,
     config::Config,
+    identity,
     server_process::{self, RunningServer, ShutdownMode},
 };
 
@@ -27,8 +28,22 @@ const INTERRUPTED: u8 = 130;
 pub(crate) async fn run(ctx: &Invocation, keep: bool) -> Result<u8> {
     let home = ctx.config.home.join("quickstart");
     clean(ctx, &home)?;
+    let author = identity::configured(&ctx.config).unwrap_or_else(|| {
+        let author = sample::author();
+        ctx.print.note(format!(
+            "git has no user.name and user.email here: commits of this demo are by {} <{}>, the \
+             author of its sample repository",
+            author.name, author.email
+        ));
+        author
+    });
     // The demo uses its own database.
-    let config = Config { database: None, ..ctx.config.at(&home) };
+    let config = Config {
+        database: None,
+        author_name: Some(author.name),
+        author_email: Some(author.email),
+        ..ctx.config.at(&home)
+    };
     let options = server_process::ServerOptions {
         listen: listen(ctx),
         hosts: vec![],

@@ -3,6 +3,7 @@
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
 use anyhow::{Context, Result};
+use harvest_proto::bridge::Author;
 
 use crate::publish::git;
 
@@ -17,6 +18,11 @@ const FILES: [(&str, &str, bool); 5] = [
     (".harvest/check.sh", include_str!("sample/.harvest/check.sh"), true),
 ];
 
+/// The author of the sample's first commit, and of the demo's on a machine where git knows none.
+pub(super) fn author() -> Author {
+    Author { name: "Quickstart".to_owned(), email: "quickstart@localhost".to_owned() }
+}
+
 /// Writes and commits the sample in `folder`.
 pub(crate) fn write(folder: &Path) -> Result<()> {
     for (name, text, executable) in FILES {
@@ -30,7 +36,9 @@ pub(crate) fn write(folder: &Path) -> Result<()> {
     }
     git(folder, &["init", "-q", "-b", "main"])?;
     git(folder, &["add", "-A"])?;
-    let author = ["-c", "user.name=Quickstart", "-c", "user.email=quickstart@localhost"];
+    let Author { name, email } = author();
+    let (name, email) = (format!("user.name={name}"), format!("user.email={email}"));
+    let author = ["-c", &*name, "-c", &*email];
     // Independent of the user's git configuration, such as signing.
     let commit = [
         "-c",

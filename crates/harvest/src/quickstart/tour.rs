@@ -133,7 +133,10 @@ impl Tour<'_> {
         };
         let session = self.client.create(&request).await.context("cannot create the session")?;
         self.ctx.print.note(format!("Created {} on {}", session.id, session.branch));
-        self.ctx.print.note(format!("Commits are by {} (Harvest)", session.author.name));
+        self.ctx.print.note(format!(
+            "Commits are by {} (Harvest) <{}>",
+            session.author.name, session.author.email
+        ));
         self.follow(&session.id, 0, Some(SECOND)).await?;
         self.done("Ran two prompts");
         Ok(session)

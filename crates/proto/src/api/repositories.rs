@@ -9,7 +9,8 @@ use crate::{BranchName, RepositoryName, RepositoryRef, SnapshotId, Timestamp, te
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct AddRepository {
-    /// URL of the git remote, http or https.
+    /// Address of the git remote: an http or https URL, or one of `OWNER/NAME` (at github.com),
+    /// `git@HOST:OWNER/NAME` and `ssh://git@HOST/PATH`, which are read over HTTPS.
     pub url: String,
     /// Name of the repository in Harvest: `NAME` or `OWNER/NAME`. What is absent is taken from the
     /// last two segments of the URL; the owner of a URL with one segment is `local`.

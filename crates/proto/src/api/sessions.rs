@@ -81,8 +81,8 @@ pub struct AgentInfo {
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct CreateSession {
-    /// A registered repository, `OWNER/NAME` or `NAME` if only one has it, or a git URL. Short for
-    /// one entry of `repositories`.
+    /// A registered repository, `OWNER/NAME` or `NAME` if only one has it, or the address of one:
+    /// see `AddRepository`. Short for one entry of `repositories`.
     pub repository: Option<String>,
     /// The repositories, each checked out below `/workspace`; the agent works in the first one.
     /// Without repositories the session starts in an empty folder.
@@ -138,10 +138,11 @@ pub struct CreateSession {
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct UseRepository {
-    /// A registered repository: `OWNER/NAME`, or `NAME` if only one has it.
+    /// A registered repository: `OWNER/NAME`, or `NAME` if only one has it. An `OWNER/NAME` that is
+    /// not registered is the one at github.com.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<RepositoryRef>,
-    /// A git URL; registered first if it is not yet.
+    /// An address as in `AddRepository`; registered first if it is not yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
     /// Branch to start from; the repository's default when absent.
@@ -260,6 +261,9 @@ pub struct ForkSession {
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(max_items = 16))]
     pub prompts: Vec<PromptText>,
+    /// Author of the commits; the token's user when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub author: Option<Author>,
 }
 
 /// `POST /v1/sessions/{id}/restore`: resets the session to an earlier turn.

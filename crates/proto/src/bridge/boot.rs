@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::Author;
 use crate::{
     AgentName, BranchName, CheckoutFolder, Effort, McpServerName, RepositoryName, SessionId,
     UpstreamName,
@@ -18,6 +19,9 @@ pub struct Boot {
     pub epoch: u64,
     /// What the disk contains.
     pub start: BootStart,
+    /// Author of the commits made before the first turn: the session's. Without one git refuses to
+    /// commit.
+    pub author: Option<Author>,
     /// The checkouts; the agent works in the first one.
     pub repositories: Vec<Checkout>,
     /// The agent to start; absent for a repository build.

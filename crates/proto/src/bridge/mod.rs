@@ -311,6 +311,21 @@ pub struct Author {
     pub email: String,
 }
 
+impl Author {
+    /// The user of a token that was created where git knows no name and address. It is the author
+    /// of nothing.
+    #[must_use]
+    pub const fn unknown() -> Self {
+        Self { name: String::new(), email: String::new() }
+    }
+
+    /// Whether commits can be made in this user's name.
+    #[must_use]
+    pub fn is_known(&self) -> bool {
+        !self.name.is_empty() && !self.email.is_empty()
+    }
+}
+
 /// Status of a supervisor.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {

@@ -22,7 +22,6 @@ use crate::{
     idempotency::{IdempotencyKey, Repeat},
     problem::{ApiError, JsonResult},
     routes::route::{Routes, page, routes},
-    validate,
 };
 
 pub(super) fn routes() -> Routes<ServerState> {
@@ -55,9 +54,8 @@ async fn prompt_create(
     Path(session): Path<SessionId>,
     Body(body): Body<CreatePrompt>,
 ) -> Result<(StatusCode, Json<Prompt>), ApiError> {
-    validate::author(body.author.as_ref())?;
-    authorization::check_author(&token, body.author.as_ref())?;
-    let prompt = key.scope(&state.sessions).prompt(&session, body, token.user).await?;
+    let user = authorization::user_of(&token, body.author.as_ref())?;
+    let prompt = key.scope(&state.sessions).prompt(&session, body, user).await?;
     Ok((StatusCode::ACCEPTED, Json(prompt)))
 }
 

@@ -152,7 +152,8 @@ async fn user_secret_set(
     Path(name): Path<String>,
     Body(body): Body<SetSecret>,
 ) -> Result<StatusCode, ApiError> {
-    set(&state, SecretOwner::user(&token.user.email), &name, body).await
+    let user = authorization::user_of(&token, None)?;
+    set(&state, SecretOwner::user(&user.email), &name, body).await
 }
 
 /// Removes a secret of the token's user.

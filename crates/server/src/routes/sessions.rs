@@ -21,7 +21,6 @@ use crate::{
     idempotency::{IdempotencyKey, Repeat},
     problem::{ApiError, JsonResult},
     routes::route::{Routes, created, page, routes},
-    validate,
 };
 
 pub(super) fn routes() -> Routes<ServerState> {
@@ -120,10 +119,9 @@ async fn session_create(
     key: IdempotencyKey,
     Body(body): Body<CreateSession>,
 ) -> Result<Response, ApiError> {
-    validate::author(body.author.as_ref())?;
-    authorization::check_author(&token, body.author.as_ref())?;
+    let user = authorization::user_of(&token, body.author.as_ref())?;
     authorization::check_snapshot(&state.sessions, &token, body.from.as_ref()).await?;
-    Ok(session_created(&key.scope(&state.sessions).create(body, token.user).await?))
+    Ok(session_created(&key.scope(&state.sessions).create(body, user).await?))
 }
 
 /// Returns a session.
@@ -235,5 +233,6 @@ async fn session_fork(
     Path(session): Path<SessionId>,
     OptionalBody(body): OptionalBody<ForkSession>,
 ) -> Result<Response, ApiError> {
-    Ok(forks_created(key.scope(&state.sessions).fork(&session, body, token.user).await?))
+    let user = authorization::user_of(&token, body.author.as_ref())?;
+    Ok(forks_created(key.scope(&state.sessions).fork(&session, body, user).await?))
 }

@@ -57,7 +57,10 @@ async fn token_create(
 ) -> Result<Response, ApiError> {
     validate::author(body.user.as_ref())?;
     let role = role_of(&requester, &body)?;
-    let user = body.user.unwrap_or(requester.user);
+    let user = match body.user {
+        Some(user) => user,
+        None => authorization::user_of(&requester, None)?,
+    };
     let (token, value) = state.accounts.token_create(&body.name, user, role).await?;
     let path = format!("/v1/tokens/{}", token.name);
     Ok(created(&path, &CreatedToken { token, value: value.expose().clone() }))

@@ -47,6 +47,14 @@ impl Accounts {
         Ok(value)
     }
 
+    /// Sets the user of a token that was created without a known one.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn token_set_user(&self, name: &str, user: &Author) -> Result<(), SessionError> {
+        Ok(self.store.token_set_user(name, user).await?)
+    }
+
     /// Returns the token with this value, if there is one.
     ///
     /// # Errors

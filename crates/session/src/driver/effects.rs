@@ -164,6 +164,7 @@ impl Driver {
             session: session.id.clone(),
             epoch: self.state.epoch,
             start,
+            author: Some(session.author.clone()),
             repositories: self.checkouts(),
             agent,
             mcp_servers,

@@ -199,7 +199,9 @@ async fn build(
         }
         report.event(event);
     };
-    sandbox.boot(&repository.name, repository.base.clone(), BootStart::Build, observe).await?;
+    sandbox
+        .boot(&repository.name, repository.base.clone(), BootStart::Build, None, observe)
+        .await?;
     let head = checkout::head(&sandbox.bridge, &repository.name.folder()).await?;
     let commit = head
         .commit

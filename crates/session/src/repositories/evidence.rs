@@ -259,7 +259,8 @@ async fn gather(
     let door = EphemeralDoor { policy: pass, observer: None };
     let mut sandbox =
         EphemeralSandbox::start(&shared.sandboxes, SandboxId::random(), from, Some(door)).await?;
-    sandbox.boot(&repository.name, checkout.base.clone(), start, |_| {}).await?;
+    let author = Some(&record.session.author);
+    sandbox.boot(&repository.name, checkout.base.clone(), start, author, |_| {}).await?;
     let branch = &record.session.branch;
     let changed =
         checkout::check_out(&sandbox.bridge, &repository.name.folder(), branch, commit).await;

@@ -16,6 +16,7 @@ use harvest_gateway::{PrivateHosts, RemoteUrlError, normalize_remote_url};
 use harvest_proto::{
     BranchName, RepositoryName, RepositoryRef,
     api::{AddRepository, Repository, UpdateRepository},
+    repository_address::{ADDRESS_FORMS, https_url},
 };
 use harvest_store::{Store, StoreError};
 
@@ -216,16 +217,24 @@ impl Repositories {
 
     /// The normal form of a remote's URL, which is at a public address or on the own forge.
     pub(crate) fn checked_url(&self, url: &str) -> Result<String, SessionError> {
-        let url = self.current_url(url.trim().trim_end_matches('/'));
+        let url = url.trim().trim_end_matches('/');
+        let url = self.current_url(&https_url(url).unwrap_or_else(|| url.to_owned()));
         if self.shared.forge.is_own(&url) {
             return Ok(url);
         }
         normalize_remote_url(&url, &self.shared.private_hosts).map_err(|error| {
-            let code = match error {
+            let code = match &error {
                 RemoteUrlError::Invalid(_) => "invalid_url",
                 RemoteUrlError::Private { .. } => "private_address",
             };
-            SessionError::invalid(code, error.to_string())
+            match error {
+                RemoteUrlError::Invalid(_) if !url.contains("://") => {
+                    let what =
+                        format!("`{url}` is no address of a repository: use {ADDRESS_FORMS}");
+                    SessionError::invalid(code, what)
+                }
+                other => SessionError::invalid(code, other.to_string()),
+            }
         })
     }
 

@@ -2,7 +2,7 @@
 
 use harvest_proto::{
     Money, SessionId, SpendingScope, Timestamp,
-    api::{Budget, Spending},
+    api::{Budget, Session, Spending},
     bridge::Author,
 };
 use harvest_store::{BudgetOwner, Write};
@@ -37,14 +37,14 @@ impl Sessions {
         limit: Option<Money>,
         user: Author,
     ) -> Result<(), SessionError> {
-        let spent = self.get(session).await?.spent_micros;
+        let Session { spent_micros: spent, author, .. } = self.get(session).await?;
         let handle = self.handle(session).await?;
         let writes = vec![Write::Budget(limit)];
         let can_spend = limit.is_none_or(|limit| limit > spent);
         let continues = can_spend && waits_for_budget(&handle.view.borrow());
         let done = if continues {
             let text = CONTINUE.parse().expect("it is not empty");
-            let new = new_prompt(text, user);
+            let new = new_prompt(text, if user.is_known() { user } else { author });
             let (title, now) = (title(&new.text), false);
             let prompt =
                 |reply| Command::Prompt(Box::new(PromptCommand { new, title, now, writes, reply }));

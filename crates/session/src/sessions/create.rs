@@ -11,6 +11,7 @@ use harvest_proto::{
         ServiceModels, Session, SetNetworkRule, UnusableModel, UseRepository,
     },
     bridge::Author,
+    repository_address::{https_url, is_same_url, of_ssh},
     repository_name::InvalidRepositoryRef,
 };
 use harvest_store::{NewCheckout, NewPrompt, NewSession, Removal, RuleOwner, Write};
@@ -250,11 +251,17 @@ impl Sessions {
         wanted: &UseRepository,
     ) -> Result<Option<Repository>, SessionError> {
         let repositories = &self.shared.repositories;
-        if let Some(name) = &wanted.name {
-            return repositories.get(&repositories.resolve(name).await?).await.map(Some);
-        }
-        let url = repositories.checked_url(wanted.url.as_deref().unwrap_or_default())?;
-        Ok(repositories.list().await?.into_iter().find(|known| known.url == url))
+        let url = match (&wanted.name, &wanted.url) {
+            (Some(name), _) => match repositories.resolve(name).await {
+                Ok(name) => return repositories.get(&name).await.map(Some),
+                // `OWNER/NAME` is also an address.
+                Err(SessionError::NotFound { .. }) if https_url(name).is_some() => name.as_str(),
+                Err(error) => return Err(error),
+            },
+            (None, url) => url.as_deref().unwrap_or_default(),
+        };
+        let url = repositories.checked_url(url)?;
+        Ok(repositories.list().await?.into_iter().find(|known| is_same_url(&known.url, &url)))
     }
 
     async fn find_or_add_repository(
@@ -265,7 +272,8 @@ impl Sessions {
             return Ok(known);
         }
         let repositories = &self.shared.repositories;
-        let url = &repositories.checked_url(wanted.url.as_deref().unwrap_or_default())?;
+        let address = wanted.name.as_deref().or(wanted.url.as_deref()).unwrap_or_default();
+        let url = &repositories.checked_url(address)?;
         let add = AddRepository { url: url.to_owned(), ..AddRepository::default() };
         repositories.add(add).await.map_err(|error| match error {
             SessionError::Conflict { code: "exists", what, .. } => SessionError::conflict(
@@ -317,7 +325,7 @@ fn requested_repositories(
                 "`base` needs `repository`; in `repositories`, each entry has its own `base`",
             ));
         }
-        (Some(one), base, _) if one.contains("://") => {
+        (Some(one), base, _) if one.contains("://") || of_ssh(&one).is_some() => {
             vec![UseRepository { name: None, url: Some(one), base }]
         }
         (Some(one), base, _) => {

@@ -31,6 +31,7 @@ impl Sessions {
         fork: ForkSession,
         user: Author,
     ) -> Result<Vec<Session>, SessionError> {
+        let user = fork.author.clone().unwrap_or(user);
         let prompts = prompts(&fork, &user)?;
         let (source, point) = self.fork_point(session, fork.turn).await?;
         let inherited = self.secrets_for(&source, &user).await?;
@@ -255,7 +256,12 @@ mod tests {
 
     fn order(count: Option<u32>, prompt: Option<&str>, prompts: &[&str]) -> ForkSession {
         let prompts = prompts.iter().map(|&text| text.parse().unwrap()).collect();
-        ForkSession { turn: None, count, prompt: prompt.map(|text| text.parse().unwrap()), prompts }
+        ForkSession {
+            count,
+            prompt: prompt.map(|text| text.parse().unwrap()),
+            prompts,
+            ..ForkSession::default()
+        }
     }
 
     #[test]

@@ -49,12 +49,12 @@ const ALL_BRANCHES: &str = "+refs/heads/*:refs/remotes/origin/*";
 const ENGLISH: [(&str, &str); 1] = [("LC_ALL", "C.UTF-8")];
 
 /// Global settings of the user, written once per boot.
-const SETTINGS: [(&str, &str); 5] = [
+const SETTINGS: [(&str, &str); 4] = [
     ("safe.directory", "*"),
     ("push.autoSetupRemote", "true"),
     ("init.defaultBranch", "main"),
-    ("user.name", "Harvest"),
-    ("user.email", "harvest@localhost"),
+    // Git would make up an address from the names of user and sandbox.
+    ("user.useConfigOnly", "true"),
 ];
 
 /// A checkout after a sync.
@@ -110,16 +110,21 @@ impl Git<'_> {
         spec
     }
 
-    /// Writes the user's global settings, including the default identity.
-    pub(crate) async fn configure(&self) -> Result<(), String> {
+    /// Writes the user's global settings, and the author of commits if there is one.
+    pub(crate) async fn configure(&self, author: Option<&Author>) -> Result<(), String> {
         // An image or a restored disk has them already: one process instead of five.
         let current = self.run("/", &["config", "--global", "--list"]).await.unwrap_or_default();
-        let is_set = |(name, value): &(&str, &str)| {
+        let is_set = |name: &str, value: &str| {
             let wanted = format!("{}={value}", name.to_lowercase());
             current.lines().any(|line| line == wanted)
         };
-        for (name, value) in SETTINGS.into_iter().filter(|setting| !is_set(setting)) {
-            self.run("/", &["config", "--global", name, value]).await?;
+        let author = author
+            .map(|author| [("user.name", git_name(author)), ("user.email", author.email.clone())]);
+        let settings = SETTINGS.map(|(name, value)| (name, value.to_owned()));
+        for (name, value) in settings.into_iter().chain(author.into_iter().flatten()) {
+            if !is_set(name, &value) {
+                self.run("/", &["config", "--global", name, &value]).await?;
+            }
         }
         Ok(())
     }
@@ -127,7 +132,7 @@ impl Git<'_> {
     /// Sets the author of the next commits. In the global settings, because the environment of a
     /// running agent cannot change.
     pub(crate) async fn set_author(&self, author: &Author) -> Result<(), String> {
-        let name = format!("{} (Harvest)", author.name);
+        let name = git_name(author);
         if self.write_author(&name, &author.email) {
             return Ok(());
         }
@@ -349,6 +354,11 @@ impl Git<'_> {
 
 fn has_repository(folder: &str) -> bool {
     Path::new(folder).join(".git").exists()
+}
+
+/// The name that an author's commits have.
+fn git_name(author: &Author) -> String {
+    format!("{} (Harvest)", author.name)
 }
 
 fn is_at_door(remote: &str) -> bool {

@@ -171,6 +171,7 @@ impl Sandbox {
             session: SessionId::random(),
             epoch: 1,
             start,
+            author: Some(Author { name: "Ada".into(), email: "ada@example.org".into() }),
             repositories: vec![Checkout {
                 name: "acme/shop".parse().unwrap(),
                 folder: "shop".parse().unwrap(),

@@ -26,6 +26,7 @@ mod history;
 mod history_budget;
 mod host_network;
 mod host_secrets;
+mod identity;
 mod inputs;
 mod inside;
 mod keys_and_budget;

@@ -57,3 +57,34 @@ async fn repository_on_loopback_is_refused_and_never_dialled() {
     let dialled = tokio::time::timeout(std::time::Duration::ZERO, listener.accept()).await;
     assert!(dialled.is_err(), "{dialled:?}");
 }
+
+#[tokio::test]
+async fn ssh_and_short_addresses_are_read_over_https() {
+    let host = Host::start().await;
+    // Refused before it is dialled, so that the address shows.
+    for (address, url) in [
+        ("git@127.0.0.1:acme/app.git", "https://127.0.0.1/acme/app.git"),
+        ("ssh://git@localhost:2222/acme/app", "https://localhost/acme/app"),
+    ] {
+        for verb in [&["repo", "add"][..], &["run", "-d", "-a", "scripted", "x", "-r"]] {
+            let ran = host.harvest(verb.iter().chain(&[address]));
+            assert_ne!(ran.code, 0, "{ran:?}");
+            assert!(ran.stderr.contains(&format!("read over HTTPS: {url}")), "{ran:?}");
+            assert!(ran.stderr.contains("private address"), "{ran:?}");
+        }
+        for body in
+            [json!({ "repository": address }), json!({ "repositories": [{ "url": address }] })]
+        {
+            let request = host.request(reqwest::Method::POST, "/v1/sessions").json(&body);
+            let problem: Value = request.send().await.unwrap().json().await.unwrap();
+            assert_eq!(problem["code"], "private_address", "{address}: {problem}");
+        }
+    }
+    let request = host.request(reqwest::Method::POST, "/v1/repositories");
+    let problem = request.json(&json!({ "url": "ada@host:app" })).send().await.unwrap();
+    let problem: Value = problem.json().await.unwrap();
+    assert_eq!(problem["code"], "invalid_url");
+    assert!(problem["detail"].as_str().unwrap().contains("git@HOST:OWNER/NAME"), "{problem}");
+    let typed = host.harvest(["repo", "add", "ada@host:app"]);
+    assert!(typed.stderr.contains("`ada@host:app` is no address of a repository"), "{typed:?}");
+}

@@ -13,6 +13,8 @@ fn quickstart_completes_twice_and_cleans_up() {
             .args(arguments)
             .env("HARVEST_HOME", home.path())
             .env_remove("ANTHROPIC_API_KEY")
+            // A machine where git has no identity.
+            .env("GIT_CONFIG_GLOBAL", "/dev/null")
             .output()
             .unwrap();
         let text = format!(
@@ -25,7 +27,9 @@ fn quickstart_completes_twice_and_cleans_up() {
     };
     for _ in 0..2 {
         let text = quickstart(&[]);
-        for wanted in ["scripted", "return a + b", "(Harvest)", "passed"] {
+        for wanted in
+            ["scripted", "return a + b", "Quickstart (Harvest) <quickstart@localhost>", "passed"]
+        {
             assert!(text.contains(wanted), "no `{wanted}` in:\n{text}");
         }
     }

@@ -11,6 +11,7 @@ use std::{
     process::Stdio,
 };
 
+use harvest_proto::bridge::Author;
 use tokio::io::AsyncWriteExt;
 
 use super::{
@@ -26,13 +27,6 @@ const MAX_BYTES: u64 = 2 << 30;
 
 // Bounds the search for special files: ignored folders may hold a whole disk.
 const MAX_ENTRIES_SCANNED: usize = 1_000_000;
-
-const AUTHOR: [(&str, &str); 4] = [
-    ("GIT_AUTHOR_NAME", "Harvest"),
-    ("GIT_AUTHOR_EMAIL", "harvest@localhost"),
-    ("GIT_COMMITTER_NAME", "Harvest"),
-    ("GIT_COMMITTER_EMAIL", "harvest@localhost"),
-];
 
 // Never copied, whatever the ignore files say: secrets, and packages that setup installs again.
 const NEVER: [&str; 5] = [".env*", "node_modules/", "__pycache__/", "venv/", ".venv/"];
@@ -79,12 +73,16 @@ pub(super) async fn list(bare: &Path, folder: &Path) -> Result<Listing, ImportEr
 }
 
 /// Commits the folder's files, unless they equal the last commit.
-pub(super) async fn import(bare: &Path, folder: &Path) -> Result<ImportedFolder, ImportError> {
+pub(super) async fn import(
+    bare: &Path,
+    folder: &Path,
+    author: &Author,
+) -> Result<ImportedFolder, ImportError> {
     let Listing { files, summary } = list(bare, folder).await?;
     let notes = summary.notes;
     let index = TempIndex::new(bare);
     add(bare, folder, &index, &files).await?;
-    let commit = commit(bare, &index).await?;
+    let commit = commit(bare, &index, author).await?;
     set_default_branch(bare, BRANCH).await?;
     Ok(ImportedFolder { branch: BRANCH.parse()?, commit, notes })
 }
@@ -211,14 +209,18 @@ async fn add(
     Ok(())
 }
 
-async fn commit(bare: &Path, index: &TempIndex) -> Result<String, ImportError> {
+async fn commit(bare: &Path, index: &TempIndex, author: &Author) -> Result<String, ImportError> {
     let doing = "commit the folder's files";
     let mut command = git_on(bare);
     command.env("GIT_INDEX_FILE", &index.0).arg("write-tree");
     let tree = git::stdout_of(doing, run(command).await)?.trim().to_owned();
     let before = git::head(bare, BRANCH).await?;
     let mut command = git_on(bare);
-    command.envs(AUTHOR).args(["commit-tree", &tree, "-m", "Import folder"]);
+    for who in ["AUTHOR", "COMMITTER"] {
+        command.env(format!("GIT_{who}_NAME"), &author.name);
+        command.env(format!("GIT_{who}_EMAIL"), &author.email);
+    }
+    command.args(["commit-tree", &tree, "-m", "Import folder"]);
     if let Some(before) = &before {
         let last_tree =
             git::run(bare, doing, &["rev-parse", &format!("{before}^{{tree}}")]).await?;

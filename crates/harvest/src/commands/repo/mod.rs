@@ -5,7 +5,10 @@ mod builds;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use harvest_proto::api::{AddRepository, Repository, UpdateRepository};
+use harvest_proto::{
+    api::{AddRepository, Repository, UpdateRepository},
+    repository_address::{ADDRESS_FORMS, https_url},
+};
 use serde_json::json;
 
 pub(crate) use self::builds::build;
@@ -15,6 +18,7 @@ use crate::{
     cli::{RepoCommand, RepoSetting},
     client::Client,
     confirm,
+    inputs::https_address,
     printer::{Advice, ApiRefusal, human_millis},
     publish::{NameConflict, Source, forge, publish},
     render::short_commit,
@@ -121,16 +125,18 @@ async fn add(
     all: bool,
 ) -> Result<(Repository, bool)> {
     let folder = Path::new(&request.url);
-    if !request.url.contains("://") && !folder.is_dir() {
-        let what = match request.url.contains(':') {
-            true => format!("`{}` is not an http or https URL", request.url),
-            false => format!("there is no folder `{}`", request.url),
-        };
-        let hint = "name a folder, or a URL such as https://HOST/PATH; `--secret NAME` reads a \
-                    private one";
-        bail!(Advice::new(what, hint));
-    }
-    if request.url.contains("://") {
+    if !folder.is_dir() || request.url.contains("://") {
+        let address = &request.url;
+        if folder.exists() || !(address.contains("://") || https_url(address).is_some()) {
+            let what = match address.contains(':') {
+                true => format!("`{address}` is no address of a repository"),
+                false => format!("there is no folder `{address}`"),
+            };
+            let hint =
+                format!("use {ADDRESS_FORMS}, or a folder; `--secret NAME` reads a private one");
+            bail!(Advice::new(what, hint));
+        }
+        let request = AddRepository { url: https_address(ctx.print, address), ..request };
         let added =
             client.repository_add(&request).await.context("cannot register the repository")?;
         return Ok((added, true));
