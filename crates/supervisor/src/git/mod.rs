@@ -118,15 +118,13 @@ impl Git<'_> {
             let wanted = format!("{}={value}", name.to_lowercase());
             current.lines().any(|line| line == wanted)
         };
-        let author = author
-            .map(|author| [("user.name", git_name(author)), ("user.email", author.email.clone())]);
-        let settings = SETTINGS.map(|(name, value)| (name, value.to_owned()));
-        for (name, value) in settings.into_iter().chain(author.into_iter().flatten()) {
-            if !is_set(name, &value) {
-                self.run("/", &["config", "--global", name, &value]).await?;
-            }
+        for (name, value) in SETTINGS.into_iter().filter(|(name, value)| !is_set(name, value)) {
+            self.run("/", &["config", "--global", name, value]).await?;
         }
-        Ok(())
+        match author {
+            Some(author) => self.set_author(author).await,
+            None => Ok(()),
+        }
     }
 
     /// Sets the author of the next commits. In the global settings, because the environment of a
