@@ -6,6 +6,7 @@
 mod delegated;
 mod home;
 mod layout;
+mod usage;
 
 use std::{
     collections::BTreeMap,
@@ -23,6 +24,7 @@ use crate::{
 };
 use layout::SandboxGroups;
 pub use layout::{CgroupView, Group, Setting};
+pub use usage::ComputeUsage;
 
 /// The cgroup hierarchy of this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,7 +32,7 @@ pub use layout::{CgroupView, Group, Setting};
 pub enum Hierarchy {
     /// One mount per controller.
     V1 {
-        /// Mounts of `cpu`, `freezer`, `memory` and `pids`.
+        /// Mounts of `cpu`, `freezer`, `memory` and `pids`, and of `cpuacct` if there is one.
         mounts: BTreeMap<String, PathBuf>,
     },
     /// One mount for all.
@@ -43,6 +45,8 @@ pub enum Hierarchy {
 }
 
 const CONTROLLERS: [&str; 4] = ["cpu", "freezer", "memory", "pids"];
+// Counts CPU time, on v2 every cgroup does. A host may mount it without `cpu`, or not at all.
+const ACCOUNTING: &str = "cpuacct";
 
 impl Hierarchy {
     /// Detects the cgroups of this host.
@@ -77,7 +81,8 @@ impl Hierarchy {
                     }
                 }
                 Some("cgroup") => {
-                    for name in options.split(',').filter(|name| CONTROLLERS.contains(name)) {
+                    let known = |name: &&str| CONTROLLERS.contains(name) || *name == ACCOUNTING;
+                    for name in options.split(',').filter(known) {
                         v1.insert(name.to_owned(), mount.clone());
                     }
                 }
@@ -147,6 +152,18 @@ impl Hierarchy {
             .find_map(|line| line.strip_prefix("oom_kill "))
             .and_then(|count| count.trim().parse().ok())
             .unwrap_or(0)
+    }
+
+    /// What a sandbox uses; `None` where this host does not count it.
+    pub(crate) fn usage(&self, home: &str, part: &str) -> Option<ComputeUsage> {
+        let below = Path::new(home).join(part);
+        match self {
+            Self::V2 { mount } => usage::v2(&mount.join(below)),
+            Self::V1 { mounts } => {
+                usage::v1(&mounts.get(ACCOUNTING)?.join(&below), &mounts["memory"].join(&below))
+            }
+            Self::None => None,
+        }
     }
 
     /// Requests a freeze or thaw of `work`. A thaw takes effect at once; a freeze usually within

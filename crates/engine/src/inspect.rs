@@ -5,11 +5,12 @@ use serde::Serialize;
 
 use crate::{
     Engine,
+    cgroup::{ComputeUsage, Hierarchy},
     disk_thresholds::DiskOperation,
     error::EngineError,
     process::boot_id,
     records::write_record,
-    sandbox_record::{Record, Running, SandboxState},
+    sandbox_record::{Record, RecordedState, Running, SandboxState},
     spec::{Origin, Owner, Spec},
     zygote::{
         client,
@@ -55,6 +56,25 @@ impl Engine {
             made_by: record.made_by,
         };
         Ok(Some(Inspected { spec, created_at: record.created_at, state }))
+    }
+
+    /// What a sandbox uses: its CPU time since its start, also after its end, and its present
+    /// memory. `None` where the host does not count it, or when there is no such sandbox.
+    ///
+    /// # Errors
+    /// When its record cannot be read.
+    pub fn usage(&self, id: &SandboxId) -> Result<Option<ComputeUsage>, EngineError> {
+        self.store.ensure_mounted()?;
+        Ok(match RecordedState::read(&self.disk.home, id)? {
+            Some(RecordedState::Ended { cpu_micros, .. }) => {
+                cpu_micros.map(|cpu_micros| ComputeUsage { cpu_micros, memory_bytes: 0 })
+            }
+            Some(RecordedState::Running { cgroup, .. }) => {
+                let hierarchy = Hierarchy::detect().unwrap_or(Hierarchy::None);
+                hierarchy.usage(&self.disk.home.cgroup_name(), &cgroup)
+            }
+            None => None,
+        })
     }
 
     /// The standby counts of this home's zygote; `None` when no zygote runs. Starts no zygote and

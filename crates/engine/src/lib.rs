@@ -57,7 +57,7 @@ pub mod zygote;
 
 use std::sync::Arc;
 
-pub use cgroup::{CgroupView, Group, Hierarchy, Setting};
+pub use cgroup::{CgroupView, ComputeUsage, Group, Hierarchy, Setting};
 pub use changes::{Baseline, Change, ChangeKind, Changes};
 pub use disk_thresholds::{Threshold, Thresholds};
 pub use disk_usage::{DiskSpace, DiskUsage, ItemUsage, SandboxUsage, SnapshotUsage, StoreFile};

@@ -72,7 +72,13 @@ pub(crate) enum RecordedState {
         cgroup: String,
     },
     /// All its processes are dead.
-    Ended { reason: String, at: Timestamp },
+    Ended {
+        reason: String,
+        at: Timestamp,
+        /// The CPU time it used.
+        #[serde(default)]
+        cpu_micros: Option<u64>,
+    },
 }
 
 /// A sandbox's processes were killed because it exceeded its disk limit.
@@ -165,7 +171,8 @@ impl RecordedState {
     }
 
     pub(crate) fn ended(reason: impl Into<String>) -> Self {
-        Self::Ended { reason: reason.into(), at: std::time::SystemTime::now().into() }
+        let at = std::time::SystemTime::now().into();
+        Self::Ended { reason: reason.into(), at, cpu_micros: None }
     }
 
     /// Pid 1's pid, while it lives.

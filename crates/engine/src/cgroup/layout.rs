@@ -9,6 +9,7 @@ use std::{
 use harvest_proto::launch::Descriptor;
 use serde::{Deserialize, Serialize};
 
+use super::ACCOUNTING;
 use crate::{
     error::{Doing, StepError},
     spec::Limits,
@@ -153,7 +154,7 @@ pub(super) fn v1(
             .concat();
     let quota = u64::from(limits.cpu_millis_per_second) * PERIOD_MICROS / 1000;
     let cpu = vec![set("cpu.cfs_period_us", PERIOD_MICROS), set("cpu.cfs_quota_us", quota)];
-    let make = vec![
+    let mut make = vec![
         group("cpu", "", Vec::new()),
         group("cpu", "work", cpu),
         group("freezer", "", Vec::new()),
@@ -167,12 +168,17 @@ pub(super) fn v1(
         group("pids", "supervisor", vec![set("pids.max", SUPERVISOR_PIDS)]),
         group("pids", "work", vec![set("pids.max", limits.pids)]),
     ];
-    let join = vec![
+    let mut join = vec![
         folder("cpu"),
         folder("freezer"),
         folder("memory").join("supervisor"),
         folder("pids").join("supervisor"),
     ];
+    // One cgroup counts the CPU time of pid 1 and of everything it starts.
+    if mounts.get(ACCOUNTING).is_some_and(|mount| *mount != mounts["cpu"]) {
+        make.push(group(ACCOUNTING, "", Vec::new()));
+        join.push(folder(ACCOUNTING));
+    }
     let freezer = folder("freezer").join("work");
     let mut inherit = Vec::new();
     for (descriptor, name) in

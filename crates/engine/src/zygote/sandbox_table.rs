@@ -90,6 +90,8 @@ pub(super) struct LiveSandbox {
     freezing_until: Option<Instant>,
     /// Pid 1 is dead and reaped, for this reason; its cgroups are being cleared.
     ended: Option<String>,
+    /// The CPU time it used, once it is dead.
+    cpu_micros: Option<u64>,
 }
 
 impl LiveSandbox {
@@ -111,6 +113,7 @@ impl LiveSandbox {
             freezing_until: None,
             limit_state,
             ended: None,
+            cpu_micros: None,
         }
     }
 

@@ -131,6 +131,7 @@ impl SandboxTable {
             mounts: mounts_of(pid),
             freezing_until: None,
             ended: None,
+            cpu_micros: None,
         };
         self.live.insert(id.clone(), live);
         Ok(())

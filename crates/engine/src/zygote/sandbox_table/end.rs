@@ -68,6 +68,8 @@ impl SandboxTable {
                 },
             };
             live.ended = Some(reason);
+            let usage = self.cgroups.hierarchy.usage(&self.cgroups.group, &live.cgroup);
+            live.cpu_micros = usage.map(|usage| usage.cpu_micros);
         }
         if !self.cgroups.clear(&live.cgroup) {
             return None;
@@ -80,7 +82,9 @@ impl SandboxTable {
     /// Records the end of a sandbox whose processes are all dead and releases what it held.
     pub(super) fn close(&mut self, id: &SandboxId, reason: String) {
         let _ = fs::remove_dir_all(self.home.sandbox_run(id));
-        self.write_state(id, &RecordedState::ended(reason));
+        let cpu_micros = self.live.get(id).and_then(|live| live.cpu_micros);
+        let at = std::time::SystemTime::now().into();
+        self.write_state(id, &RecordedState::Ended { reason, at, cpu_micros });
         if let Some(live) = self.live.remove(id) {
             live.claim.release();
             if let Some(mounts) = live.mounts {
