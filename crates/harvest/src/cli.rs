@@ -177,7 +177,7 @@ pub(crate) enum Command {
     Models,
     /// Show and set what model calls may cost
     Budget(BudgetArgs),
-    /// Show what model calls used and cost
+    /// Show what model calls used and cost, and what sandboxes used
     Stats(StatsArgs),
     /// Show which names sandboxes may connect to
     #[command(subcommand)]

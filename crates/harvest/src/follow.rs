@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Context, Result, bail};
 use futures_util::{StreamExt, stream::BoxStream};
 use harvest_proto::{
-    Event, EventBody, PromptId, RepositoryName,
+    Event, EventBody, PromptId, RepositoryName, TurnReason,
     api::{CheckOutcome, Evidence, Session, SessionState},
     event::TurnOutcome,
 };
@@ -143,6 +143,8 @@ pub(crate) struct CompletionTracker {
     /// The prompt that answers the question; it starts no turn.
     answer: Option<PromptId>,
     turn_failed: bool,
+    /// The error of the last turn, if a budget has ended it.
+    over_budget: Option<String>,
     /// Repositories whose last checked commit failed.
     failed_checks: BTreeSet<RepositoryName>,
     /// Pushed commits that are not checked yet, by repository.
@@ -169,6 +171,11 @@ impl CompletionTracker {
         self.question.as_ref()
     }
 
+    /// The error of the last turn, if a budget has ended it.
+    pub(crate) fn over_budget(&self) -> Option<&str> {
+        self.over_budget.as_deref()
+    }
+
     /// `Some` once there is nothing left to wait for.
     pub(crate) fn event(&mut self, body: &EventBody) -> Option<Verdict> {
         match body {
@@ -186,10 +193,12 @@ impl CompletionTracker {
                     Some(Question { request: request.clone(), options: options.clone() });
             }
             EventBody::RequestClosed { answer, .. } => self.close_question(answer.is_some()),
-            EventBody::TurnEnded { prompt, outcome, .. } => {
+            EventBody::TurnEnded { prompt, outcome, reason, error, .. } => {
                 self.close_question(false);
                 self.pending.remove(prompt);
                 self.turn_failed = *outcome != TurnOutcome::Completed;
+                let stopped = *reason == Some(TurnReason::Budget);
+                self.over_budget = stopped.then(|| error.clone().unwrap_or_default());
             }
             EventBody::Pushed { repository, commit, .. } => {
                 self.unchecked.insert(repository.clone(), commit.clone());

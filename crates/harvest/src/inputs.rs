@@ -14,7 +14,7 @@ use crate::{
     Invocation,
     client::Client,
     printer::{Advice, ApiRefusal, Printer},
-    publish::{NameConflict, Source, enclosing, forge, publish},
+    publish::{NameConflict, Source, enclosing, forge, is_published, publish},
 };
 
 #[derive(Debug, PartialEq, Eq)]
@@ -58,6 +58,32 @@ pub(crate) async fn repositories(
         });
     }
     Ok(all)
+}
+
+/// Whether one of the repositories of a new session is registered already, so that it may have
+/// secrets of its own.
+pub(crate) async fn any_registered(
+    ctx: &Invocation,
+    client: &Client,
+    typed: &[String],
+) -> Result<bool> {
+    let known = client.repositories().await?;
+    let current = || {
+        let folder = std::env::current_dir().ok().and_then(|current| enclosing(&current));
+        folder.map(RepositoryInput::Folder)
+    };
+    let inputs: Vec<RepositoryInput> = match typed.is_empty() {
+        true => current().into_iter().collect(),
+        false => typed.iter().map(|typed| parse(typed, &known)).collect::<Result<_>>()?,
+    };
+    Ok(inputs.iter().any(|input| match input {
+        RepositoryInput::Name(_) => true,
+        RepositoryInput::Url(address) => {
+            let url = https_url(address).unwrap_or_else(|| address.clone());
+            known.iter().any(|one| is_same_url(&one.url, &url))
+        }
+        RepositoryInput::Folder(folder) => is_published(ctx, folder, &known),
+    }))
 }
 
 async fn from_current_folder(

@@ -147,6 +147,13 @@ pub(crate) async fn refresh(
     }
 }
 
+/// Whether one of these repositories is a copy of the folder.
+pub(crate) fn is_published(ctx: &Invocation, folder: &Path, known: &[Repository]) -> bool {
+    let (Ok(forge), Ok(folder)) = (forge(ctx), folder.canonicalize()) else { return false };
+    let source = |one: &Repository| forge.source_folder(forge.repository_name(&one.url)?.name());
+    known.iter().filter_map(source).any(|source| source == folder)
+}
+
 /// Waits for the forge's registration lock.
 async fn hold(print: Printer, forge: &LocalForge) -> Result<std::fs::File> {
     let mut waits = false;

@@ -35,7 +35,7 @@ pub use effort::Effort;
 pub use event::{Event, EventBody};
 pub use hint::Hint;
 pub use ids::{BlobId, CallId, ImageId, PromptId, SandboxId, SessionId, SnapshotId, TurnId};
-pub use money::{BUDGET_REACHED, InvalidMoney, Money, SpendingScope};
+pub use money::{BUDGET_REACHED, InvalidMoney, Money, SpendingScope, budget_command};
 pub use names::{BranchName, McpServerName, PromptText};
 pub use network::{
     InvalidPort, NetworkPolicy, NetworkVerdict, RuleScope, RuleTarget, RuleVerdict, TrafficCount,

@@ -13,6 +13,14 @@ const DECIMALS: usize = 6;
 /// repeats it in the error of its turn.
 pub const BUDGET_REACHED: &str = "budget reached: ";
 
+/// The command in such a message that raises the budget; the limit in tokens has none.
+#[must_use]
+pub fn budget_command(message: &str) -> Option<&str> {
+    let (_, said) = message.split_once(BUDGET_REACHED)?;
+    let start = said.find("`harvest budget ")? + 1;
+    said.get(start..)?.split('`').next()
+}
+
 /// An amount in millionths of a US dollar, at most [`Money::MAX`].
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
@@ -121,6 +129,16 @@ word_enum!(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn command_is_found_in_what_an_agent_repeats() {
+        let said = "API Error: 400 {\"message\":\"budget reached: $1.00 for user a@b.c: $0.99 \
+            spent; to go on, raise it: `harvest budget --user a@b.c AMOUNT`\"}";
+        assert_eq!(budget_command(said), Some("harvest budget --user a@b.c AMOUNT"));
+        for other in ["", "`harvest budget x AMOUNT`", "token budget reached: 7 of 7 tokens used"] {
+            assert_eq!(budget_command(other), None, "{other}");
+        }
+    }
 
     #[test]
     fn amounts_parse_to_the_millionth() {

@@ -26,6 +26,7 @@ const FILE: &str = "/contract.txt";
 pub async fn run(provider: Arc<dyn SandboxProvider>, image: &str) {
     let suite = Suite { provider, image: image.to_owned() };
     suite.started_sandbox_is_listed_and_runs_commands().await;
+    suite.usage_counts_the_work_of_commands().await;
     suite.snapshot_and_remove_preserves_files().await;
     suite.running_sandbox_is_snapshotted_and_forked().await;
     suite.frozen_sandbox_runs_after_thaw().await;
@@ -98,6 +99,30 @@ impl Suite {
         let output = bridge.run_command(command).await.expect("a command runs");
         assert_eq!((output.exit, &output.tail[..]), (Exit::Code(0), &b"hello\n"[..]));
         self.remove(&sandbox).await;
+    }
+
+    /// A provider may not count; but a count is never zero.
+    async fn usage_counts_the_work_of_commands(&self) {
+        let sandbox = self.fresh().await;
+        let usage = async || self.provider.usage(&sandbox).await.expect("usage can be asked for");
+        if let Some(before) = usage().await {
+            assert!(before.memory_bytes > 0, "a running sandbox uses memory");
+            let work = "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done";
+            let argv = ["sh", "-c", work].map(str::to_owned).to_vec();
+            let bridge = self.dial(&sandbox).await;
+            let ran = bridge.run_command(Command { argv, ..Command::default() }).await;
+            assert!(ran.expect("a command runs").ok());
+            let after = usage().await.expect("it still counts");
+            assert!(after.cpu_micros >= before.cpu_micros + 1000, "{before:?}, {after:?}");
+            self.provider.stop(&sandbox).await.expect("a sandbox stops");
+            self.provider.wait(&sandbox).await.expect("the exit is reported");
+            let dead = usage().await.expect("it knows what a dead sandbox has used");
+            assert!(dead.cpu_micros >= after.cpu_micros, "{after:?}, {dead:?}");
+            assert_eq!(dead.memory_bytes, 0, "a dead sandbox uses no memory");
+        }
+        self.remove(&sandbox).await;
+        let gone = self.provider.usage(&sandbox).await.expect("usage can be asked for");
+        assert_eq!(gone, None, "nothing is known of a removed sandbox");
     }
 
     async fn snapshot_and_remove_preserves_files(&self) {

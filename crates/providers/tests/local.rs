@@ -174,3 +174,33 @@ async fn sandbox_starts_without_unavailable_state_volume() {
     fs::remove_file(image).unwrap();
     assert_eq!(in_state_of(&local, "acme/app", "echo on").await, "on");
 }
+
+#[tokio::test]
+async fn frozen_sandbox_uses_no_cpu_time() {
+    let home = Home::new(Driver::Dir);
+    let (local, sandbox) = (home.provider(), SandboxId::random());
+    let from = StartFrom::Image(IMAGE.into());
+    let spec = SandboxSpec::of_session(sandbox.clone(), from, SandboxLimits::default());
+    local.create(spec).await.unwrap();
+    let stream = local.connect(&sandbox).await.unwrap();
+    let bridge = Bridge::open(stream, BridgeRole::Client, None).await.unwrap().bridge;
+    let argv = ["sh", "-c", "while :; do :; done"].map(str::to_owned).into();
+    let command = Command { argv, ..Command::default() };
+    let busy = tokio::spawn(async move { bridge.run_command(command).await.map(drop) });
+    let used = async || local.usage(&sandbox).await.unwrap().unwrap().cpu_micros;
+    // How often usage is read while it grows by 50 ms.
+    let (start, mut reads) = (used().await, 0);
+    while used().await < start + 50_000 {
+        reads += 1;
+    }
+    let freezing = local.freeze_control().unwrap();
+    freezing.freeze(&sandbox, std::time::Duration::from_secs(60)).await.unwrap();
+    let frozen = used().await;
+    for _ in 0..reads {
+        used().await;
+    }
+    let later = used().await;
+    assert!(later < frozen + 10_000, "{frozen} µs, then {later} µs after {reads} reads");
+    local.remove(&sandbox).await.unwrap();
+    assert!(busy.await.unwrap().is_err(), "the loop ran until the end");
+}

@@ -36,8 +36,13 @@ pub trait Doors: Send + Sync {
         Box::new(())
     }
 
-    /// Checks that a URL is the remote of a git repository. The error is a sentence.
-    async fn check_remote(&self, _access: &GitAccess) -> Result<(), String> {
+    /// Checks that a URL is the remote of a git repository, with the secrets of these owners. The
+    /// error is a sentence.
+    async fn check_remote(
+        &self,
+        _access: &GitAccess,
+        _owners: &[SecretOwner],
+    ) -> Result<(), String> {
         Ok(())
     }
 
@@ -46,6 +51,7 @@ pub trait Doors: Send + Sync {
     async fn tip(
         &self,
         _access: &GitAccess,
+        _owners: &[SecretOwner],
         _branch: Option<&BranchName>,
     ) -> Option<Option<String>> {
         None
@@ -109,12 +115,17 @@ impl Doors for Gateway {
         Box::new(Self::open_for_names(self, listener, network, observer))
     }
 
-    async fn check_remote(&self, access: &GitAccess) -> Result<(), String> {
-        Self::check_remote(self, access).await
+    async fn check_remote(&self, access: &GitAccess, owners: &[SecretOwner]) -> Result<(), String> {
+        Self::check_remote(self, access, owners).await
     }
 
-    async fn tip(&self, access: &GitAccess, branch: Option<&BranchName>) -> Option<Option<String>> {
-        Self::tip(self, access, branch.map(|branch| branch.as_str())).await
+    async fn tip(
+        &self,
+        access: &GitAccess,
+        owners: &[SecretOwner],
+        branch: Option<&BranchName>,
+    ) -> Option<Option<String>> {
+        Self::tip(self, access, owners, branch.map(|branch| branch.as_str())).await
     }
 
     async fn secret_values(&self, owners: &[SecretOwner]) -> Vec<Secret<String>> {

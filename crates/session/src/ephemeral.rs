@@ -9,6 +9,7 @@ use harvest_proto::{
     bridge::{Author, Boot, BootStart, BridgeRole, Checkout, ToSupervisor},
     event::{BootFailure, BootPhase, PhaseStatus, SnapshotKind},
 };
+use harvest_store::ComputeOwner;
 use tokio::sync::mpsc;
 
 use crate::{
@@ -51,16 +52,19 @@ pub(crate) struct EphemeralSandbox {
 }
 
 impl EphemeralSandbox {
-    /// Starts a sandbox and opens its bridge. Without a door it has no network.
+    /// Starts a sandbox and opens its bridge. Without a door it has no network. What it uses counts
+    /// for `owner`.
     pub(crate) async fn start(
         shared: &Arc<SandboxContext>,
         sandbox: SandboxId,
         from: StartFrom,
         door: Option<EphemeralDoor>,
+        owner: ComputeOwner,
     ) -> Result<Self, EphemeralError> {
         // No state volume: content that sessions leave there must not end up in an image.
         let spec = SandboxSpec::of_session(sandbox.clone(), from, shared.resources);
         let (guard, _, stream) = shared.service.create_ephemeral(spec, None).await?;
+        shared.meter.begin(sandbox.clone(), owner);
         let door = match door {
             Some(EphemeralDoor { policy, observer }) => {
                 let listener = shared.provider.listen(&sandbox).await?;
@@ -124,6 +128,7 @@ impl EphemeralSandbox {
     /// Removes the sandbox and saves its disk as a snapshot.
     pub(crate) async fn save(self, snapshot: &SnapshotId) -> Result<(), EphemeralError> {
         let (sandbox, kind) = (self.guard.sandbox(), SnapshotKind::Build);
+        self.shared.meter.end(sandbox).await;
         self.shared.provider.snapshot_and_remove(sandbox, snapshot, kind).await?;
         self.guard.forget();
         Ok(())

@@ -150,17 +150,26 @@ fn refusal(session: &SessionId, call: &PlannedCall, over: &OverBudget) -> Refusa
 fn describe(session: &SessionId, budget: &Budget) -> (String, String) {
     let Budget { scope, name, budget_micros, .. } = budget;
     let limit = budget_micros.unwrap_or_default();
-    let (of, target) = match scope {
+    let of = match scope {
         // A session that an agent created has the budget of its root.
-        SpendingScope::Session if *name == session.to_string() => {
-            ("this session".to_owned(), name.clone())
-        }
-        SpendingScope::Session => (format!("session {name}"), name.clone()),
-        SpendingScope::Repository => (format!("repository {name}"), format!("--repository {name}")),
-        SpendingScope::User => (format!("user {name}"), format!("--user {name}")),
-        SpendingScope::Day => (format!("the day {name} (UTC)"), "--day".to_owned()),
+        SpendingScope::Session if *name == session.to_string() => "this session".to_owned(),
+        SpendingScope::Session => format!("session {name}"),
+        SpendingScope::Repository => format!("repository {name}"),
+        SpendingScope::User => format!("user {name}"),
+        SpendingScope::Day => format!("the day {name} (UTC)"),
     };
-    (format!("{limit} for {of}"), format!("`harvest budget {target} AMOUNT`"))
+    (format!("{limit} for {of}"), format!("`{}`", raise_command(*scope, name)))
+}
+
+/// The command that raises a budget.
+pub(crate) fn raise_command(scope: SpendingScope, name: &str) -> String {
+    let target = match scope {
+        SpendingScope::Session => name.to_owned(),
+        SpendingScope::Repository => format!("--repository {name}"),
+        SpendingScope::User => format!("--user {name}"),
+        SpendingScope::Day => "--day".to_owned(),
+    };
+    format!("harvest budget {target} AMOUNT")
 }
 
 #[async_trait]

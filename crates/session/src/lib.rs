@@ -15,6 +15,7 @@ mod artifacts;
 pub mod bridge;
 mod check_slots;
 mod checkout;
+mod compute_meter;
 mod context;
 pub mod decide;
 mod doors;

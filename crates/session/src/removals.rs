@@ -87,7 +87,10 @@ async fn remove_all(shared: &Removals, removals: &[Removal]) -> bool {
 
 async fn remove(shared: &Removals, removal: &Removal) -> Result<(), SandboxError> {
     match removal {
-        Removal::Sandbox(sandbox) => shared.sandboxes.provider.remove(sandbox).await,
+        Removal::Sandbox(sandbox) => {
+            shared.sandboxes.meter.end(sandbox).await;
+            shared.sandboxes.provider.remove(sandbox).await
+        }
         Removal::Snapshot(snapshot) => match shared.sandboxes.provider.snapshots() {
             Some(snapshots) => snapshots.remove(snapshot).await,
             None => Ok(()),

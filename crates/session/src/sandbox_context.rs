@@ -8,6 +8,7 @@ use harvest_store::Lease;
 use crate::{
     agents::Agents,
     check_slots::CheckSlots,
+    compute_meter::ComputeMeter,
     doors::Doors,
     sandboxes::{SandboxProvider, Sandboxes, admission::Admission},
     tasks::Tasks,
@@ -20,6 +21,8 @@ pub(crate) struct SandboxContext {
     pub(crate) provider: Arc<dyn SandboxProvider>,
     /// The admission of `service`.
     pub(crate) admission: Arc<Admission>,
+    /// The meter of `service`.
+    pub(crate) meter: Arc<ComputeMeter>,
     pub(crate) doors: Arc<dyn Doors>,
     pub(crate) agents: Agents,
     pub(crate) lease: Lease,

@@ -17,6 +17,7 @@ use crate::{
     agents::{Agents, ConfiguredAgents},
     artifacts::ArtifactFiles,
     check_slots::CheckSlots,
+    compute_meter::ComputeMeter,
     context::Shared,
     doors::Doors,
     error::SessionError,
@@ -130,9 +131,9 @@ async fn shared(
     let mut timeouts = dependencies.config.timeouts.clone();
     let can_freeze = dependencies.provider.freeze_control().is_some();
     timeouts.idle_freeze = timeouts.idle_freeze.filter(|_| can_freeze);
-    let sandboxes = Arc::new(sandbox_context(&dependencies, &timeouts, &tasks));
+    let clock = MonotonicClock::open(&dependencies.store).await?;
+    let sandboxes = Arc::new(sandbox_context(&dependencies, &timeouts, clock, &tasks));
     let Dependencies { store, lease, forge, config, vault, .. } = dependencies;
-    let clock = MonotonicClock::open(&store).await?;
     let artifacts = Arc::new(ArtifactFiles::new(config.artifacts));
     artifacts.remove_partial();
     let removals = Arc::new(Removals {
@@ -176,15 +177,20 @@ async fn shared(
 fn sandbox_context(
     dependencies: &Dependencies,
     timeouts: &Timeouts,
+    clock: MonotonicClock,
     tasks: &Tasks,
 ) -> SandboxContext {
     let (provider, limits) = (Arc::clone(&dependencies.provider), dependencies.config.limits);
-    let store = Some(dependencies.store.clone());
-    let service = Sandboxes::new(provider, limits, store, tasks.clone());
+    let (store, lease) = (dependencies.store.clone(), dependencies.lease);
+    let meter = ComputeMeter::new(store.clone(), lease, Arc::clone(&provider), clock);
+    let meter = Arc::new(meter);
+    let service = Sandboxes::new(provider, limits, Some(store), tasks.clone());
+    let service = service.with_meter(Arc::clone(&meter));
     SandboxContext {
         provider: Arc::clone(service.provider()),
         admission: Arc::clone(service.admission()),
         service,
+        meter,
         doors: Arc::clone(&dependencies.doors),
         agents: Agents::new(dependencies.config.agents.clone()),
         lease: dependencies.lease,

@@ -5,6 +5,8 @@
 mod blobs;
 #[path = "sessions/budgets.rs"]
 mod budgets;
+#[path = "sessions/compute.rs"]
+mod compute;
 #[path = "sessions/configured_agents.rs"]
 mod configured_agents;
 #[path = "sessions/create.rs"]

@@ -9,6 +9,7 @@ use harvest_proto::{
 use crate::{
     DbConnection, DbRow, Lease, Store, StoreError,
     budgets::{self, OverBudget, day_key, user_key},
+    compute::hour_of,
     leases,
     reserve::OnFullDisk,
     row::{self, MAX_COUNT, bigint, bounded, replace_nul},
@@ -16,6 +17,18 @@ use crate::{
 
 const SELECT: &str = "SELECT id, session, root, turn, repository, user_email, day, input_tokens,
      output_tokens, cache_read_tokens, cache_write_tokens, micros, priced FROM calls";
+
+const SUMS: [&str; 9] = [
+    "calls",
+    "input_tokens",
+    "output_tokens",
+    "cache_read_tokens",
+    "cache_write_tokens",
+    "spent",
+    "unpriced",
+    "cpu",
+    "memory",
+];
 
 /// A call that is about to be made.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -112,8 +125,9 @@ impl Store {
             .await
     }
 
-    /// The sums of calls since a time, the most expensive first, at most `limit`.
-    pub async fn call_sums(
+    /// The sums of calls since a time, and of CPU time and memory since the hour it is in, the most
+    /// expensive first, at most `limit`.
+    pub async fn spending(
         &self,
         by: SpendingScope,
         since: Timestamp,
@@ -125,17 +139,21 @@ impl Store {
             SpendingScope::User => "user_email",
             SpendingScope::Day => "day",
         };
-        let sums = ["input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens"]
-            .map(|name| format!("CAST(SUM({name}) AS BIGINT) AS {name}"))
-            .join(", ");
+        let sum = |name: &str| format!("CAST(SUM({name}) AS BIGINT) AS {name}");
+        let sums = SUMS.map(sum).join(", ");
+        // Both parts have the same columns; what one does not know is zero.
         let sql = format!(
-            "SELECT COALESCE({column}, '') AS name, COUNT(*) AS calls, {sums},
-             CAST(SUM(micros) AS BIGINT) AS spent, CAST(SUM(1 - priced) AS BIGINT) AS unpriced
-             FROM calls WHERE at >= $1 AND lease IS NULL GROUP BY {column}
-             ORDER BY spent DESC, calls DESC, name LIMIT $2"
+            "SELECT name, {sums} FROM (
+                 SELECT COALESCE({column}, '') AS name, 1 AS calls, input_tokens, output_tokens,
+                     cache_read_tokens, cache_write_tokens, micros AS spent, 1 - priced AS unpriced,
+                     0 AS cpu, 0 AS memory
+                 FROM calls WHERE at >= $1 AND lease IS NULL
+                 UNION ALL
+                 SELECT {column}, 0, 0, 0, 0, 0, 0, 0, cpu, memory FROM compute WHERE hour >= $2
+             ) AS sums GROUP BY name ORDER BY spent DESC, calls DESC, cpu DESC, name LIMIT $3"
         );
-        let query = sqlx::query(sqlx::AssertSqlSafe(sql));
-        self.all(query.bind(since.as_millis()).bind(i64::from(limit)), read_sums).await
+        let query = sqlx::query(sqlx::AssertSqlSafe(sql)).bind(since.as_millis());
+        self.all(query.bind(hour_of(since)).bind(i64::from(limit)), read_sums).await
     }
 
     /// Charges the calls that earlier servers left unsettled as they were held. Returns their
@@ -348,6 +366,8 @@ fn read_sums(row: &DbRow) -> Result<Spending, StoreError> {
         usage: row::usage(row)?,
         spent_micros: Money::from_micros(row::count(row, "spent")?),
         unpriced_calls: row::count(row, "unpriced")?,
+        cpu_millis: row::count::<u64>(row, "cpu")? / 1000,
+        memory_mib_seconds: row::count::<u64>(row, "memory")? / 1024,
     })
 }
 

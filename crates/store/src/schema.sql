@@ -133,6 +133,8 @@ CREATE TABLE turns (
     UNIQUE (session, number)
 );
 
+CREATE INDEX turns_over_budget ON turns (session) WHERE reason = 'budget';
+
 CREATE TABLE turn_trees (
     session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
     number BIGINT NOT NULL,
@@ -346,6 +348,28 @@ CREATE TABLE calls (
 CREATE INDEX calls_by_time ON calls (at);
 
 CREATE INDEX calls_unsettled ON calls (lease) WHERE lease IS NOT NULL;
+
+CREATE TABLE compute_meters (
+    sandbox TEXT PRIMARY KEY,
+    cpu BIGINT NOT NULL,
+    memory BIGINT NOT NULL,
+    at BIGINT NOT NULL
+);
+
+CREATE INDEX compute_meters_by_age ON compute_meters (at);
+
+CREATE TABLE compute (
+    session TEXT NOT NULL,
+    repository TEXT NOT NULL,
+    user_email TEXT NOT NULL,
+    day TEXT NOT NULL,
+    hour BIGINT NOT NULL,
+    cpu BIGINT NOT NULL,
+    memory BIGINT NOT NULL,
+    PRIMARY KEY (session, repository, user_email, hour)
+);
+
+CREATE INDEX compute_by_hour ON compute (hour);
 
 CREATE TABLE removals (
     kind TEXT NOT NULL,

@@ -1,7 +1,8 @@
 //! Turns: runs of prompts, numbered per session.
 
 use harvest_proto::{
-    Money, PromptId, RepositoryName, SessionId, SnapshotId, Timestamp, TurnId, TurnReason,
+    EventBody, Money, PromptId, RepositoryName, SessionId, SnapshotId, Timestamp, TurnId,
+    TurnReason,
     api::{DiffStat, Turn},
     event::TurnOutcome,
 };
@@ -42,6 +43,26 @@ pub struct TurnTree {
 }
 
 impl Store {
+    /// The sessions whose last turn a budget has ended, oldest first, and the error of that turn.
+    pub async fn session_over_budget(&self) -> Result<Vec<(SessionId, String)>, StoreError> {
+        let query = sqlx::query(
+            r#"SELECT s.id, (SELECT e.body FROM events e WHERE e.session = s.id AND e.turn = t.id
+                 AND e.body LIKE '{"type":"turn_ended"%' ORDER BY e.seq DESC LIMIT 1) AS body
+             FROM turns t JOIN sessions s ON s.id = t.session
+             WHERE t.reason = 'budget' AND s.state <> 'archived'
+             AND t.number = (SELECT MAX(l.number) FROM turns l WHERE l.session = t.session)
+             ORDER BY s.created_at, s.id"#,
+        );
+        let read = |row: &DbRow| {
+            let message = match row::json_optional(row, "body")? {
+                Some(EventBody::TurnEnded { error: Some(error), .. }) => error,
+                _ => String::new(),
+            };
+            Ok((row::parsed(row, "id")?, message))
+        };
+        self.all(query, read).await
+    }
+
     /// A session's turns, oldest first, with shortened prompts.
     pub async fn turn_list(&self, session: &SessionId) -> Result<Vec<Turn>, StoreError> {
         let shortened = format!("SUBSTR(p.text, 1, {LIST_TEXT_LENGTH})");

@@ -27,13 +27,17 @@ const ADVERTISEMENT: &str = "application/x-git-upload-pack-advertisement";
 const LS_REFS: &str = "application/x-git-upload-pack-request";
 
 impl Gateway {
-    /// Checks that a repository's URL is the remote of one.
+    /// Checks that a repository's URL is the remote of one, with the secrets of these owners.
     ///
     /// # Errors
     /// A sentence that says what the remote answered, or that it did not.
-    pub async fn check_remote(&self, access: &GitAccess) -> Result<(), String> {
+    pub async fn check_remote(
+        &self,
+        access: &GitAccess,
+        owners: &[SecretOwner],
+    ) -> Result<(), String> {
         let look = async {
-            let remote = Remote::resolve(&self.shared, access, &owners(access)).await?;
+            let remote = Remote::resolve(&self.shared, access, owners).await?;
             remote.send(&self.shared, GitRequest::FetchInfo, version_2(), None).await
         };
         let answered = match tokio::time::timeout(LIMIT, look).await {
@@ -50,10 +54,15 @@ impl Gateway {
 
     /// The commit of the remote's branch, or of its default branch; `Some(None)` when it has no
     /// such branch, and `None` when it did not say.
-    pub async fn tip(&self, access: &GitAccess, branch: Option<&str>) -> Option<Option<String>> {
+    pub async fn tip(
+        &self,
+        access: &GitAccess,
+        owners: &[SecretOwner],
+        branch: Option<&str>,
+    ) -> Option<Option<String>> {
         let reference = branch.map_or("HEAD".to_owned(), |branch| format!("refs/heads/{branch}"));
         let look = async {
-            let remote = Remote::resolve(&self.shared, access, &owners(access)).await.ok()?;
+            let remote = Remote::resolve(&self.shared, access, owners).await.ok()?;
             let mut headers = version_2();
             headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(LS_REFS));
             let body = Some(ls_refs(&reference).into());
@@ -63,11 +72,6 @@ impl Gateway {
         };
         tokio::time::timeout(LIMIT, look).await.ok().flatten()
     }
-}
-
-/// Whose secrets are used where no session asks.
-fn owners(access: &GitAccess) -> [SecretOwner; 2] {
-    [SecretOwner::Repository(access.name.clone()), SecretOwner::Global]
 }
 
 /// Protocol 2 answers with its capabilities only; older ones list every reference.

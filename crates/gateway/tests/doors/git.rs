@@ -327,10 +327,10 @@ async fn remote_is_checked_from_the_host() {
         secret: Some("FORGE_TOKEN".into()),
         branch: None,
     };
-    assert_eq!(gateway.check_remote(&access).await, Ok(()));
-    let tip = gateway.tip(&access, Some("main")).await.flatten().unwrap();
-    assert_eq!(gateway.tip(&access, None).await, Some(Some(tip)));
-    assert_eq!(gateway.tip(&access, Some("mai")).await, Some(None));
+    assert_eq!(gateway.check_remote(&access, &[]).await, Ok(()));
+    let tip = gateway.tip(&access, &[], Some("main")).await.flatten().unwrap();
+    assert_eq!(gateway.tip(&access, &[], None).await, Some(Some(tip)));
+    assert_eq!(gateway.tip(&access, &[], Some("mai")).await, Some(None));
     let wrong = |url: String, secret: Option<&str>| GitAccess {
         url,
         secret: secret.map(str::to_owned),
@@ -344,9 +344,9 @@ async fn remote_is_checked_from_the_host() {
         (wrong(setup.forge.url("app"), Some("NOPE")), "secret NOPE for repository"),
         (wrong("http://127.0.0.1:1/app.git".into(), None), "cannot reach"),
     ] {
-        let error = gateway.check_remote(&access).await.unwrap_err();
+        let error = gateway.check_remote(&access, &[]).await.unwrap_err();
         assert!(error.contains(why), "{error}");
-        assert_eq!(gateway.tip(&access, Some("main")).await, None);
+        assert_eq!(gateway.tip(&access, &[], Some("main")).await, None);
     }
 }
 

@@ -68,6 +68,11 @@ pub(crate) struct RunArgs {
     /// Not for secrets: every process in the sandbox can read it
     #[arg(short, long = "env", value_name = "NAME=VALUE")]
     pub(crate) env: Vec<String>,
+    /// A secret of the session, which only the gateway uses: NAME alone takes the value from this
+    /// environment, from standard input, or asks for it; NAME=VALUE is visible in `ps`. Deleted
+    /// with the session
+    #[arg(long = "secret", value_name = "NAME[=VALUE]")]
+    pub(crate) secrets: Vec<String>,
     /// The snapshot to start from, of any session or sandbox; its checkouts are kept unchanged
     #[arg(long, value_name = "SNAPSHOT")]
     pub(crate) from: Option<String>,
@@ -281,7 +286,7 @@ pub(crate) struct BudgetArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct StatsArgs {
-    /// Only calls of this time, such as `24h` or `7d`
+    /// Only calls of this time, such as `24h` or `7d`; CPU and memory from the full hour on
     #[arg(long, value_name = "TIME", default_value = "30d")]
     pub(crate) since: humantime::Duration,
     /// Add up by `session`, `repository`, `user` or `day`

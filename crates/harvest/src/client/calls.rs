@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
 use harvest_proto::{
-    RepositoryName, RepositoryRef, SessionId,
+    RepositoryName, RepositoryRef, Secret, SessionId,
     api::{
         AddRepository, CreatePrompt, CreateSession, ForkSession, Page, Prompt, PullRequest,
         Repository, RetentionReport, Session, SessionState, Turn, UpdateRepository,
@@ -49,7 +49,13 @@ impl Client {
     }
 
     pub(crate) async fn create(&self, body: &CreateSession) -> Result<Session> {
-        self.post_authored("/v1/sessions", body).await
+        // Secrets are not part of what serializes: only this request has them.
+        let mut with_secrets = serde_json::to_value(body)?;
+        let exposed =
+            |(name, value): (&String, &Secret<String>)| (name.clone(), value.expose().clone());
+        let secrets: BTreeMap<String, String> = body.secrets.iter().map(exposed).collect();
+        with_secrets["secrets"] = json!(secrets);
+        self.post_authored("/v1/sessions", &with_secrets).await
     }
 
     /// Sends a request that creates work. One that is refused because neither it nor its token

@@ -1,16 +1,17 @@
 //! `harvest run`: creates a session and follows it until it is done.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context, Result};
 use harvest_proto::{
-    AgentName, Hint as _, ModelRef, UpstreamName,
+    AgentName, Hint as _, ModelRef, Secret, UpstreamName,
     api::{CreateSession, ModelService, ServiceModels, UnusableModel},
     suggest::edit_distance,
 };
 
 use super::{
     exec::variables,
+    secret,
     watch::{self, StopWhen},
 };
 use crate::{
@@ -32,7 +33,9 @@ pub(crate) async fn run(ctx: &Invocation, args: RunArgs) -> Result<u8> {
     let prompt = PromptSource::one(args.prompt)?;
     let client = Client::find(&ctx.config)?;
     let agent = args.agent.clone().unwrap_or_default();
-    let service = check_model_key(&client, &agent, args.model.as_ref()).await?;
+    let secrets = secret::given(ctx, &args.secrets, prompt != PromptSource::Stdin).await?;
+    let others = inputs::any_registered(ctx, &client, &args.repositories);
+    let service = check_model_key(&client, &agent, args.model.as_ref(), &secrets, others).await?;
     let prompt = prompt.read()?;
     let attachments = attachments::read(&args.attach)?;
     let env = variables(&args.env)?;
@@ -58,6 +61,7 @@ pub(crate) async fn run(ctx: &Invocation, args: RunArgs) -> Result<u8> {
         allow: args.allow,
         budget_micros: args.budget,
         env,
+        secrets,
         no_questions: args.no_questions,
         from,
         key: args.key,
@@ -129,17 +133,24 @@ fn unlisted(listed: &ServiceModels, agent: &AgentName, name: &str) -> Option<Str
 }
 
 /// The service of the session's model. Refuses before a folder is copied and a repository
-/// registered; the server checks again.
+/// registered; the server checks again. A repository that is registered may have the key itself,
+/// which only the server knows.
 async fn check_model_key(
     client: &Client,
     agent: &AgentName,
     model: Option<&ModelRef>,
+    secrets: &BTreeMap<String, Secret<String>>,
+    any_registered: impl Future<Output = Result<bool>>,
 ) -> Result<UpstreamName> {
-    let services: Vec<ModelService> = client.all("/v1/model-services").await?;
-    UnusableModel::check(&services, agent, model).map_err(|error| {
-        let hint = error.hint().unwrap_or_default().into_owned();
-        Advice::new(error.to_string(), hint)
-    })?;
+    let mut services: Vec<ModelService> = client.all("/v1/model-services").await?;
+    services.iter_mut().for_each(|service| service.accept_key_of(secrets));
+    match UnusableModel::check(&services, agent, model) {
+        Err(UnusableModel::NoKey { .. }) if any_registered.await? => {}
+        checked => checked.map_err(|error| {
+            let hint = error.hint().unwrap_or_default().into_owned();
+            Advice::new(error.to_string(), hint)
+        })?,
+    }
     let usual = services.into_iter().find(|service| service.agents.contains(agent));
     let named = model.and_then(ModelRef::upstream);
     named.or_else(|| usual.map(|usual| usual.name)).context("no model service has this agent")

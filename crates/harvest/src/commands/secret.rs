@@ -1,6 +1,9 @@
 //! `harvest secret`: stores, lists and removes secrets. Values are never shown again.
 
-use std::io::{BufRead, IsTerminal};
+use std::{
+    collections::BTreeMap,
+    io::{BufRead, IsTerminal},
+};
 
 use anyhow::{Context, Result, bail};
 use harvest_gateway::vault::SecretName;
@@ -16,6 +19,7 @@ use crate::{
     Invocation,
     cli::{SecretCommand, SecretOwnerArgs},
     client::{Client, path_segment},
+    config::process_env,
     printer::Advice,
     table,
 };
@@ -123,16 +127,53 @@ fn uses(ctx: &Invocation, uses: &Vec<SecretUse>) -> Result<()> {
     Ok(())
 }
 
-/// Reads the value from a pipe, or one typed line without echo. Not from an argument: those are
-/// visible in `ps`.
-async fn read_value(ctx: &Invocation, name: &str) -> Result<Secret<String>> {
-    // Checked before the user types the value.
-    name.parse::<SecretName>().map_err(|error| {
+/// The secrets of a new session: `NAME=VALUE`, or `NAME` for the value in this environment, in
+/// standard input if nothing else reads that, or typed.
+pub(crate) async fn given(
+    ctx: &Invocation,
+    args: &[String],
+    may_read_stdin: bool,
+) -> Result<BTreeMap<String, Secret<String>>> {
+    let mut secrets = BTreeMap::new();
+    let mut read = false;
+    for arg in args {
+        let (name, value) = match arg.split_once('=') {
+            Some((name, value)) => (name, Some(value.to_owned())),
+            None => (arg.as_str(), process_env(arg)),
+        };
+        check_name(name)?;
+        let terminal = std::io::stdin().is_terminal();
+        let value = match value {
+            Some(value) => Secret::new(value),
+            None if terminal || (may_read_stdin && !read) => {
+                read = true;
+                read_value(ctx, name).await?
+            }
+            None => bail!(Advice::new(
+                format!("there is no value for the secret {name}"),
+                format!("set it in the environment: `{name}=\"$(cat FILE)\" harvest run …`")
+            )),
+        };
+        secrets.insert(name.to_owned(), value);
+    }
+    Ok(secrets)
+}
+
+fn check_name(name: &str) -> Result<()> {
+    name.parse::<SecretName>().map(drop).map_err(|error| {
         Advice::new(
             format!("`{name}` is not a valid name for a secret"),
             format!("{error}, such as ANTHROPIC_API_KEY"),
         )
-    })?;
+        .into()
+    })
+}
+
+/// Reads the value from a pipe, or one typed line without echo. Not from an argument: those are
+/// visible in `ps`.
+async fn read_value(ctx: &Invocation, name: &str) -> Result<Secret<String>> {
+    // Checked before the user types the value.
+    check_name(name)?;
     let value = match std::io::stdin().is_terminal() {
         true => read_typed(ctx, name).await?,
         false => std::io::read_to_string(std::io::stdin()).context("cannot read the value")?,

@@ -4,7 +4,7 @@ use std::{io::Write, pin::pin, time::SystemTime};
 
 use anyhow::{Context, Result, bail};
 use futures_util::StreamExt;
-use harvest_proto::{Event, EventBody, SessionId, Timestamp, api::CreatePrompt};
+use harvest_proto::{Event, EventBody, SessionId, Timestamp, api::CreatePrompt, budget_command};
 
 use super::answers::Answers;
 use crate::{
@@ -27,9 +27,11 @@ pub(crate) enum StopWhen {
     Never,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum FollowResult {
     Finished(Verdict),
+    /// A budget stopped the session; its error says which.
+    OverBudget(String),
     Detached,
 }
 
@@ -81,7 +83,13 @@ pub(crate) async fn follow(
                     Some(Verdict::NeedsInput) if event.seq < newest => {}
                     Some(Verdict::NeedsInput) => match question {
                         Some(question) if ctx.print.can_ask() => answers.ask(question),
-                        _ => return finish(screen, Verdict::NeedsInput),
+                        _ => {
+                            let Some(error) = tracker.over_budget() else {
+                                return finish(screen, Verdict::NeedsInput);
+                            };
+                            screen.finish()?;
+                            return Ok(FollowResult::OverBudget(error.to_owned()));
+                        }
                     },
                     Some(verdict) if stop_when == StopWhen::Idle => return finish(screen, verdict),
                     _ => {}
@@ -270,6 +278,17 @@ pub(crate) fn exit_code(ctx: &Invocation, session: &SessionId, result: FollowRes
         FollowResult::Finished(Verdict::Succeeded) | FollowResult::Detached => 0,
         FollowResult::Finished(Verdict::NeedsInput) => {
             ctx.print.hint(format!("answer with `harvest send {session} \"…\"`"));
+            super::NEEDS_INPUT
+        }
+        FollowResult::OverBudget(error) => {
+            ctx.print.hint(match budget_command(&error) {
+                Some(command) => {
+                    format!("`{command}` raises the budget; the session continues then")
+                }
+                None => {
+                    format!("`harvest send {session} \"…\"` continues once the limit is raised")
+                }
+            });
             super::NEEDS_INPUT
         }
         FollowResult::Finished(Verdict::Failed) => {

@@ -46,4 +46,10 @@ pub struct Spending {
     pub spent_micros: Money,
     /// Number of calls of models without a known price, which count as free.
     pub unpriced_calls: u64,
+    /// CPU time of sandboxes in milliseconds, from the beginning of the hour that `since` is in.
+    #[serde(default)]
+    pub cpu_millis: u64,
+    /// Memory of sandboxes in MiB times seconds, from the beginning of the same hour.
+    #[serde(default)]
+    pub memory_mib_seconds: u64,
 }

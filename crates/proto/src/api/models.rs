@@ -1,11 +1,11 @@
 //! Model services, MCP servers behind the gateway, and their keys.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, collections::BTreeMap};
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AgentName, Hint, McpServerName, ModelRef, UpstreamKind, UpstreamName, text::word_enum,
+    AgentName, Hint, McpServerName, ModelRef, Secret, UpstreamKind, UpstreamName, text::word_enum,
     upstreams::BUILT_IN_UPSTREAMS,
 };
 
@@ -69,6 +69,18 @@ impl ModelService {
                 key,
             })
             .collect()
+    }
+}
+
+impl ModelService {
+    /// Its key may be among the secrets that a new session gets.
+    pub fn accept_key_of(&mut self, secrets: &BTreeMap<String, Secret<String>>) {
+        let names = [self.secret.as_deref(), self.kind.subscription_secret()];
+        if self.key == KeySource::Missing
+            && names.into_iter().flatten().any(|name| secrets.contains_key(name))
+        {
+            self.key = KeySource::Stored;
+        }
     }
 }
 

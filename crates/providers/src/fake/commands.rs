@@ -19,6 +19,7 @@ pub(crate) enum CommandResult {
 
 /// Runs `echo`, `cat`, `test -f`, `true`, `false`, `sleep`; `sh` prints nothing and succeeds.
 pub(crate) fn run(argv: &[String], sandbox: &FakeSandbox) -> Result<CommandResult, Fault> {
+    sandbox.use_cpu(1000);
     let argv_words: Vec<&str> = argv.iter().map(String::as_str).collect();
     let exited =
         |stdout: Vec<u8>, code| Ok(CommandResult::Exited { stdout, exit: Exit::Code(code) });

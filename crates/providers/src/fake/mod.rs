@@ -207,6 +207,13 @@ impl Fake {
         }
     }
 
+    /// The sandbox uses this much more CPU time.
+    pub fn use_cpu(&self, sandbox: &SandboxId, micros: u64) {
+        if let Ok(fake_sandbox) = self.sandbox(sandbox) {
+            fake_sandbox.use_cpu(micros);
+        }
+    }
+
     /// Whether the sandbox is frozen: no command and no turn starts in it.
     #[must_use]
     pub fn is_frozen(&self, sandbox: &SandboxId) -> bool {

@@ -11,8 +11,8 @@ use harvest_proto::{
 use harvest_session::{
     DoorListener, DoorStream,
     sandboxes::{
-        BridgeStream, Created, Found, FreezeControl, Host, ListedSandbox, MissingObject,
-        SandboxError, SandboxProvider, SandboxSpec, Snapshots, StartFrom,
+        BridgeStream, ComputeUsage, Created, Found, FreezeControl, Host, ListedSandbox,
+        MissingObject, SandboxError, SandboxProvider, SandboxSpec, Snapshots, StartFrom,
     },
 };
 
@@ -185,6 +185,10 @@ impl SandboxProvider for Fake {
         let stated = |name: &&str| !inner.missing_agents.contains(*name);
         let stated = AgentName::WORDS.into_iter().filter(stated);
         Ok(exists.then(|| stated.map(|name| (name.to_owned(), "1".to_owned())).collect()))
+    }
+
+    async fn usage(&self, sandbox: &SandboxId) -> Result<Option<ComputeUsage>, SandboxError> {
+        Ok(self.sandbox(sandbox).ok().map(|fake_sandbox| fake_sandbox.usage()))
     }
 
     fn snapshots(&self) -> Option<&dyn Snapshots> {

@@ -10,6 +10,7 @@ use harvest_proto::{
     bridge::{Boot, Fault, FaultCode, OutboxEvent, PromptProgress, Reply, Status, TurnRequest},
     event::{Blob, BootFailure, BootPhase, PhaseStatus, TurnOutcome},
 };
+use harvest_session::sandboxes::ComputeUsage;
 use tokio::sync::watch;
 
 use super::{BootBehavior, Files};
@@ -39,6 +40,7 @@ struct SandboxContent {
     lease: u64,
     owner: u64,
     cuts: u64,
+    cpu_micros: u64,
 }
 
 struct FakeTurn {
@@ -130,6 +132,17 @@ impl FakeSandbox {
     pub(crate) fn drop_connections(&self) {
         self.lock().cuts += 1;
         self.notify();
+    }
+
+    /// A command uses a millisecond of CPU time, and a sandbox 64 MiB.
+    pub(crate) fn usage(&self) -> ComputeUsage {
+        let state = self.lock();
+        let memory_bytes = if state.ended.is_some() { 0 } else { 64 << 20 };
+        ComputeUsage { cpu_micros: state.cpu_micros, memory_bytes }
+    }
+
+    pub(crate) fn use_cpu(&self, micros: u64) {
+        self.lock().cpu_micros += micros;
     }
 
     /// The number of connection cuts; a connection closes when it changes.

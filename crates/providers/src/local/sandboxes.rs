@@ -15,8 +15,9 @@ use harvest_proto::{
 use harvest_session::{
     DoorListener, DoorSocket, error_chain,
     sandboxes::{
-        BridgeStream, Created, Found, FreezeControl, Host, ListedSandbox, SandboxError,
-        SandboxProvider, SandboxSpec, Snapshots, StandaloneDoors, StartFrom, StateVolume,
+        BridgeStream, ComputeUsage, Created, Found, FreezeControl, Host, ListedSandbox,
+        SandboxError, SandboxProvider, SandboxSpec, Snapshots, StandaloneDoors, StartFrom,
+        StateVolume,
     },
 };
 use tokio::net::{UnixStream, unix::pipe};
@@ -177,6 +178,14 @@ impl SandboxProvider for Local {
         let stopped = self.on(sandbox, "read the limits of", Engine::last_disk_limit_stop);
         let stopped = stopped.await.ok()??;
         Some(format!("disk limit of {} bytes reached", stopped.limit_bytes))
+    }
+
+    async fn usage(&self, sandbox: &SandboxId) -> Result<Option<ComputeUsage>, SandboxError> {
+        let usage = self.on(sandbox, "measure", Engine::usage).await?;
+        Ok(usage.map(|usage| ComputeUsage {
+            cpu_micros: usage.cpu_micros,
+            memory_bytes: usage.memory_bytes,
+        }))
     }
 
     fn snapshots(&self) -> Option<&dyn Snapshots> {

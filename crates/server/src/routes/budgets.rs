@@ -1,5 +1,5 @@
 //! `/v1/budgets`, the budgets of sessions, repositories and users, and `/v1/stats`: what model
-//! calls may cost, and what they have cost.
+//! calls may cost, and what they and sandboxes have used.
 
 use axum::{Json, extract::State};
 use harvest_proto::{
@@ -42,7 +42,8 @@ pub(crate) struct StatsQuery {
     since: Option<Timestamp>,
 }
 
-/// Returns what model calls used and cost: at most 1000 sums, the most expensive first.
+/// Returns what model calls used and cost, and what sandboxes used: at most 1000 sums, the most
+/// expensive first.
 #[utoipa::path(get, path = "/v1/stats", tag = "budgets", params(StatsQuery),
     responses((status = 200, body = Page<Spending>, description = "The sums")))]
 async fn stats(

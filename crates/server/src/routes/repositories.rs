@@ -73,7 +73,7 @@ async fn repository_add(
     Body(body): Body<AddRepository>,
 ) -> Result<Response, ApiError> {
     authorization::check_secret(&token, body.secret.as_ref())?;
-    let repository = state.repositories.add(body).await?;
+    let repository = state.repositories.add(body, &token.user).await?;
     Ok(created(&format!("/v1/repositories/{}", repository.name), &repository))
 }
 
@@ -97,10 +97,11 @@ async fn repository_get(
     responses((status = 200, body = Repository, description = "The changed repository")))]
 async fn repository_update(
     State(state): State<ServerState>,
+    Authenticated(token): Authenticated,
     Path((owner, name)): Path<(String, String)>,
     Body(body): Body<UpdateRepository>,
 ) -> JsonResult<Repository> {
-    Ok(Json(state.repositories.update(&named(&owner, &name)?, body).await?))
+    Ok(Json(state.repositories.update(&named(&owner, &name)?, body, &token.user).await?))
 }
 
 /// Removes a repository that no session uses, with its builds and its copy on the local forge.

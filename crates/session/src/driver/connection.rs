@@ -16,6 +16,7 @@ use tokio::{sync::mpsc, time::Instant};
 use super::{ControlFlow, Driver, TaskReport, blobs::store_blobs, commit::EventCommit};
 use crate::{
     bridge::{Bridge, BridgeError, OpenedBridge, OwnerMessage},
+    compute_meter::compute_owner,
     context::Shared,
     decide::{Decision, Input, SandboxState, State, Turn, decide},
     error::SessionError,
@@ -200,6 +201,7 @@ impl Driver {
             return;
         }
         let Some(sandbox) = self.state.sandbox_id().cloned() else { return };
+        self.shared.sandboxes.meter.begin(sandbox.clone(), compute_owner(&self.record));
         self.request_door(epoch, sandbox.clone()).await;
         let (shared, reports) = (Arc::clone(&self.shared), self.report_sender.clone());
         self.spawn_attached(async move {

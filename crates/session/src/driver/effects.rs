@@ -280,6 +280,7 @@ impl Driver {
         self.shared.tasks.spawn(async move {
             let (began, saved_as) = (shared.clock.now(), snapshot.clone());
             let provider = &shared.sandboxes.provider;
+            shared.sandboxes.meter.end(&sandbox).await;
             let save = || provider.snapshot_and_remove(&sandbox, &snapshot, kind);
             let input = match save_with_retry(&shared, save).await {
                 Ok(()) => {
@@ -328,6 +329,7 @@ impl Driver {
         let (shared, reports, epoch) =
             (Arc::clone(&self.shared), self.report_sender.clone(), self.state.epoch);
         self.shared.tasks.spawn(async move {
+            shared.sandboxes.meter.end(&sandbox).await;
             retry(|| shared.sandboxes.provider.remove(&sandbox)).await;
             let _ = reports.send(Input::Discarded { epoch }.into());
         });

@@ -13,7 +13,7 @@ use harvest_proto::{
     bridge::BootStart,
     event::PhaseStatus,
 };
-use harvest_store::{RuleOwner, StoreError};
+use harvest_store::{ComputeOwner, RuleOwner, StoreError};
 use tokio::sync::{mpsc, watch};
 
 use super::{PassSpec, Repositories, RepositoryContext, check};
@@ -191,7 +191,11 @@ async fn build(
     report.progress("starting a sandbox");
     let image = repositories.image(Some(repository), &AgentName::default()).await?;
     let from = StartFrom::Image(image);
-    let mut sandbox = EphemeralSandbox::start(&shared.sandboxes, sandbox, from, Some(door)).await?;
+    let owner =
+        ComputeOwner { repository: Some(repository.name.clone()), ..ComputeOwner::default() };
+    let counted = owner.clone();
+    let mut sandbox =
+        EphemeralSandbox::start(&shared.sandboxes, sandbox, from, Some(door), counted).await?;
     let mut package_manager = None;
     let observe = |event: &EventBody| {
         if let EventBody::InstallStep { manager, .. } = event {
@@ -212,7 +216,7 @@ async fn build(
     sandbox.save(snapshot).await?;
     report.progress("starting a sandbox from the snapshot");
     let (id, from) = (SandboxId::random(), StartFrom::Snapshot(snapshot.clone()));
-    let proof = EphemeralSandbox::start(&shared.sandboxes, id, from, None).await?;
+    let proof = EphemeralSandbox::start(&shared.sandboxes, id, from, None, owner).await?;
     proof.remove().await;
     Ok(Build {
         snapshot_id: snapshot.clone(),

@@ -13,6 +13,7 @@ use super::{PassSpec, Repositories, RepositoryContext, boot_start, check, shared
 use crate::{
     bridge::BridgeError,
     checkout,
+    compute_meter::compute_owner,
     ephemeral::{EphemeralDoor, EphemeralError, EphemeralSandbox},
     error::SessionError,
     error_chain::error_chain,
@@ -257,8 +258,10 @@ async fn gather(
     let pass = PassSpec { branch: None, secrets, ..pass };
     let pass = repositories.pass(std::slice::from_ref(repository), pass).await.map_err(other)?;
     let door = EphemeralDoor { policy: pass, observer: None };
+    let owner = compute_owner(record);
+    let id = SandboxId::random();
     let mut sandbox =
-        EphemeralSandbox::start(&shared.sandboxes, SandboxId::random(), from, Some(door)).await?;
+        EphemeralSandbox::start(&shared.sandboxes, id, from, Some(door), owner).await?;
     let author = Some(&record.session.author);
     sandbox.boot(&repository.name, checkout.base.clone(), start, author, |_| {}).await?;
     let branch = &record.session.branch;

@@ -16,6 +16,7 @@ use harvest_gateway::{PrivateHosts, RemoteUrlError, normalize_remote_url};
 use harvest_proto::{
     BranchName, RepositoryName, RepositoryRef,
     api::{AddRepository, Repository, UpdateRepository},
+    bridge::Author,
     repository_address::{ADDRESS_FORMS, https_url},
 };
 use harvest_store::{Store, StoreError};
@@ -62,12 +63,13 @@ impl Repositories {
         Self { shared: Arc::new(context) }
     }
 
-    /// Registers a repository, after a look at its remote.
+    /// Registers a repository, after a look at its remote, for which a private one on github.com
+    /// may need the user's token.
     ///
     /// # Errors
     /// When the URL or name is invalid, the name is taken, or the remote is not a repository or has
     /// no such base.
-    pub async fn add(&self, add: AddRepository) -> Result<Repository, SessionError> {
+    pub async fn add(&self, add: AddRepository, user: &Author) -> Result<Repository, SessionError> {
         let url = self.checked_url(&add.url)?;
         if let Some(image) = &add.image {
             self.check_image(image).await?;
@@ -85,7 +87,7 @@ impl Repositories {
         };
         // A taken name is the better error of the two.
         if self.shared.store.repository_get(&repository.name).await.is_err() {
-            self.check_remote(&repository).await?;
+            self.check_remote(&repository, user).await?;
         }
         self.shared.store.repository_insert(&repository).await?;
         Ok(Repository { url, ..repository })
@@ -100,6 +102,7 @@ impl Repositories {
         &self,
         name: &RepositoryName,
         update: UpdateRepository,
+        user: &Author,
     ) -> Result<Repository, SessionError> {
         let before = self.get(name).await?;
         let UpdateRepository { base, secret, image } = update;
@@ -113,7 +116,7 @@ impl Repositories {
             self.check_image(image).await?;
         }
         if (&after.base, &after.secret) != (&before.base, &before.secret) {
-            self.check_remote(&after).await?;
+            self.check_remote(&after, user).await?;
         }
         self.shared.store.repository_update(&after).await?;
         Ok(after)
@@ -127,9 +130,14 @@ impl Repositories {
         }
     }
 
-    async fn check_remote(&self, repository: &Repository) -> Result<(), SessionError> {
+    async fn check_remote(
+        &self,
+        repository: &Repository,
+        user: &Author,
+    ) -> Result<(), SessionError> {
         let access = self.git_access(repository, None);
-        let checked = self.shared.sandboxes.doors.check_remote(&access).await;
+        let owners = shared_owners([repository.name.clone()].into_iter(), user);
+        let checked = self.shared.sandboxes.doors.check_remote(&access, &owners).await;
         checked.map_err(|why| {
             let what = format!("{} is not registered: {why}", access.url);
             SessionError::invalid("remote_unavailable", what).with_hint(
@@ -137,7 +145,7 @@ impl Repositories {
             )
         })?;
         match &repository.base {
-            Some(base) => self.check_branch(repository, base).await,
+            Some(base) => self.check_branch(repository, base, user).await,
             None => Ok(()),
         }
     }
@@ -147,9 +155,11 @@ impl Repositories {
         &self,
         repository: &Repository,
         branch: &BranchName,
+        user: &Author,
     ) -> Result<(), SessionError> {
         let access = self.git_access(repository, None);
-        if self.shared.sandboxes.doors.tip(&access, Some(branch)).await != Some(None) {
+        let owners = shared_owners([repository.name.clone()].into_iter(), user);
+        if self.shared.sandboxes.doors.tip(&access, &owners, Some(branch)).await != Some(None) {
             return Ok(());
         }
         let (name, url) = (&repository.name, &access.url);

@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::stream::{self, StreamExt};
 use harvest_proto::{
-    RepositoryName, Timestamp,
+    RepositoryName, SecretOwner, Timestamp,
     api::{BuildLine, BuildStatus, BuildSummary, Repository, RunStatus, Schedule, ScheduleRun},
 };
 use tokio::sync::Notify;
@@ -198,7 +198,9 @@ impl Repositories {
         let name = repository.name.clone();
         let failed = |why: String, built| Outcome::Failed { name: name.clone(), why, built };
         let access = self.git_access(&repository, None);
-        let tip = self.shared.sandboxes.doors.tip(&access, repository.base.as_ref()).await;
+        // No user asks: a user's token is not used.
+        let owners = [SecretOwner::Repository(name.clone()), SecretOwner::Global];
+        let tip = self.shared.sandboxes.doors.tip(&access, &owners, repository.base.as_ref()).await;
         let Some(tip) = tip else { return failed("cannot reach its remote".to_owned(), false) };
         let Some(tip) = tip else { return failed("its base does not exist".to_owned(), false) };
         match self.shared.store.build_list(&name).await {

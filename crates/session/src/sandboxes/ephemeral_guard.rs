@@ -76,6 +76,9 @@ impl Drop for EphemeralGuard {
 }
 
 async fn remove(sandboxes: &Sandboxes, sandbox: &SandboxId, slot: Option<SandboxSlot>) {
+    if let Some(meter) = &sandboxes.meter {
+        meter.end(sandbox).await;
+    }
     let removed = tokio::time::timeout(REMOVE_TIMEOUT, sandboxes.provider.remove(sandbox)).await;
     let error = match removed {
         Ok(Ok(())) => None,

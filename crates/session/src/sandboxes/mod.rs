@@ -29,7 +29,9 @@ pub use files::{FileDownload, PathContent};
 pub use handle::{CommandDefaults, SandboxHandle, UseGuard};
 pub use host::{Archive, Host, ImageLines, Images, ImportImage, StandbyCounts};
 pub use lifecycle::{Outcome, Requester};
-pub use provider::{BridgeStream, Created, Found, FreezeControl, ListedSandbox, SandboxProvider};
+pub use provider::{
+    BridgeStream, ComputeUsage, Created, Found, FreezeControl, ListedSandbox, SandboxProvider,
+};
 pub use snapshots::{Captured, DiffBase, Durability, SnapshotSize, Snapshots};
 pub use spec::{SandboxSpec, StartFrom, StateVolume};
 pub use standalone_doors::{DoorGuard, StandaloneDoors, allow_rules};
@@ -38,7 +40,7 @@ pub use terminals::TerminalRequest;
 use admission::Admission;
 use standalone_doors::OpenDoors;
 
-use crate::tasks::Tasks;
+use crate::{compute_meter::ComputeMeter, tasks::Tasks};
 
 // How long a standalone sandbox or a one-shot command waits for a slot before it is refused.
 const SLOT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -59,6 +61,9 @@ pub struct Sandboxes {
     waiting: Arc<Semaphore>,
     /// The doors of standalone sandboxes.
     doors: Arc<OpenDoors>,
+    /// Reads ephemeral sandboxes of builds and checks before they are removed; `None` without a
+    /// server.
+    meter: Option<Arc<ComputeMeter>>,
 }
 
 impl Sandboxes {
@@ -85,7 +90,13 @@ impl Sandboxes {
             slot_timeout: SLOT_TIMEOUT,
             waiting: Arc::new(Semaphore::new(MAX_WAITING)),
             doors: Arc::default(),
+            meter: None,
         }
+    }
+
+    #[must_use]
+    pub(crate) fn with_meter(self, meter: Arc<ComputeMeter>) -> Self {
+        Self { meter: Some(meter), ..self }
     }
 
     /// Sets how long a request waits for a slot.

@@ -93,6 +93,12 @@ pub trait SandboxProvider: Send + Sync {
         None
     }
 
+    /// What a sandbox uses; also after its end, until it is removed. `None` when the provider does
+    /// not know.
+    async fn usage(&self, _: &SandboxId) -> Result<Option<ComputeUsage>, SandboxError> {
+        Ok(None)
+    }
+
     /// `None` when running sandboxes cannot be saved, or snapshots not be managed.
     fn snapshots(&self) -> Option<&dyn Snapshots> {
         None
@@ -133,6 +139,15 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> BridgeStream for T {}
 pub struct Created {
     /// Features that the provider cannot give it.
     pub warnings: Vec<String>,
+}
+
+/// What a sandbox uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ComputeUsage {
+    /// CPU time since its start.
+    pub cpu_micros: u64,
+    /// Its memory now.
+    pub memory_bytes: u64,
 }
 
 /// The state of a sandbox, as the provider finds it.

@@ -4,6 +4,7 @@ use harvest_proto::{
     Money, SessionId, SpendingScope, Timestamp,
     api::{Budget, Session, Spending},
     bridge::Author,
+    budget_command,
 };
 use harvest_store::{BudgetOwner, Write};
 
@@ -15,6 +16,8 @@ use crate::{
     decide::{Mode, State},
     driver::{Command, PromptCommand},
     error::SessionError,
+    error_chain::error_chain,
+    ledger::raise_command,
     wall_clock::now,
 };
 
@@ -27,7 +30,8 @@ const MAX_SUMS: u32 = 1000;
 
 impl Sessions {
     /// Sets or removes the budget of a session. One that waits for it, and may spend again,
-    /// continues: a prompt is stored together with the budget.
+    /// continues: a prompt is stored together with the budget. Sessions that its agent created
+    /// follow.
     ///
     /// # Errors
     /// When there is no such session.
@@ -54,10 +58,46 @@ impl Sessions {
             let committed = store.session_commit(session, lease, now(), writes).await;
             committed.map(drop).map_err(Into::into)
         };
-        self.not_found_if_deleted(session, done).await
+        self.not_found_if_deleted(session, done).await?;
+        if can_spend {
+            self.continue_waiting(&BudgetOwner::Session(session.clone())).await?;
+        }
+        Ok(())
     }
 
-    /// Sets or removes the budget of a repository, of a user or of every day.
+    /// Continues the sessions whose last turn this budget has stopped, oldest first. Each call of
+    /// theirs is held before it is made, so that the budget decides how many get on. A server that
+    /// is killed meanwhile continues the others when the budget is set again.
+    async fn continue_waiting(&self, owner: &BudgetOwner) -> Result<(), SessionError> {
+        for (session, message) in self.shared.store.session_over_budget().await? {
+            if !is_stopped_by(owner, &message) {
+                continue;
+            }
+            let continued = self.continue_session(&session).await;
+            if let Err(error) = continued {
+                tracing::warn!(%session, error = error_chain(&error), "a session does not continue");
+            }
+        }
+        Ok(())
+    }
+
+    /// Stores the prompt that continues a session, if it still waits for a budget.
+    async fn continue_session(&self, session: &SessionId) -> Result<(), SessionError> {
+        let handle = self.handle(session).await?;
+        if !waits_for_budget(&handle.view.borrow()) {
+            return Ok(());
+        }
+        let author = self.get(session).await?.author;
+        let text = CONTINUE.parse().expect("it is not empty");
+        let new = new_prompt(text, author);
+        let (title, now, writes) = (title(&new.text), false, Vec::new());
+        let prompt =
+            |reply| Command::Prompt(Box::new(PromptCommand { new, title, now, writes, reply }));
+        handle.call(prompt).await.map(drop)
+    }
+
+    /// Sets or removes the budget of a repository, of a user or of every day. Sessions that wait
+    /// for it continue if it has money left.
     ///
     /// # Errors
     /// When there is no such repository, or the user's address is invalid.
@@ -73,7 +113,11 @@ impl Sessions {
             BudgetOwner::User(email) => check_email(email)?,
             BudgetOwner::Session(_) | BudgetOwner::Day => {}
         }
-        Ok(self.shared.store.budget_set(owner, limit, now()).await?)
+        let budget = self.shared.store.budget_set(owner, limit, now()).await?;
+        if limit.is_none_or(|limit| limit > budget.spent_micros) {
+            self.continue_waiting(owner).await?;
+        }
+        Ok(budget)
     }
 
     /// The budget of the day, and those of repositories and users that have a limit.
@@ -84,7 +128,7 @@ impl Sessions {
         Ok(self.shared.store.budget_list(now()).await?)
     }
 
-    /// What model calls used and cost since a time, the most expensive first.
+    /// What model calls and sandboxes used since a time, the most expensive first.
     ///
     /// # Errors
     /// When the store fails.
@@ -93,8 +137,23 @@ impl Sessions {
         by: SpendingScope,
         since: Timestamp,
     ) -> Result<Vec<Spending>, SessionError> {
-        Ok(self.shared.store.call_sums(by, since, MAX_SUMS).await?)
+        // Up to date, also between two readings of the job.
+        self.shared.sandboxes.meter.read_all().await?;
+        Ok(self.shared.store.spending(by, since, MAX_SUMS).await?)
     }
+}
+
+/// Whether a budget is the one that a turn's error names.
+fn is_stopped_by(owner: &BudgetOwner, message: &str) -> bool {
+    let raised = match owner {
+        BudgetOwner::Session(session) => {
+            raise_command(SpendingScope::Session, &session.to_string())
+        }
+        BudgetOwner::Repository(name) => raise_command(SpendingScope::Repository, name.as_str()),
+        BudgetOwner::User(email) => raise_command(SpendingScope::User, &email.to_lowercase()),
+        BudgetOwner::Day => raise_command(SpendingScope::Day, ""),
+    };
+    budget_command(message) == Some(&raised)
 }
 
 fn waits_for_budget(state: &State) -> bool {

@@ -7,7 +7,7 @@ use harvest_proto::{
     AgentName, BranchName, EventBody, Hint as _, InvalidPort, ModelRef, RuleTarget, RuleVerdict,
     Secret, SecretOwner, SessionId, SnapshotId, UpstreamName,
     api::{
-        AddRepository, CreateSession, KeySource, McpService, ModelService, NetworkRule, Repository,
+        AddRepository, CreateSession, McpService, ModelService, NetworkRule, Repository,
         ServiceModels, Session, SetNetworkRule, UnusableModel, UseRepository,
     },
     bridge::Author,
@@ -96,7 +96,7 @@ impl Sessions {
         };
         let repositories = &self.shared.repositories;
         repositories.check_agent(&agent, known.as_ref(), create.from.as_ref()).await?;
-        let checkouts = self.checkouts(wanted).await?;
+        let checkouts = self.checkouts(wanted, &author).await?;
         let title =
             prompt.as_ref().map_or_else(|| UNTITLED.to_owned(), |prompt| title(&prompt.text));
         let new = NewSession {
@@ -142,12 +142,7 @@ impl Sessions {
         let mut owners = shared_owners(known.into_iter(), author);
         owners.splice(0..0, secrets_of.map(SecretOwner::Session));
         let mut services = self.model_services(&owners).await;
-        for service in services.iter_mut().filter(|one| one.key == KeySource::Missing) {
-            let names = [service.secret.as_deref(), service.kind.subscription_secret()];
-            if names.into_iter().flatten().any(|name| given.contains_key(name)) {
-                service.key = KeySource::Stored;
-            }
-        }
+        services.iter_mut().for_each(|service| service.accept_key_of(given));
         Ok(services)
     }
 
@@ -229,16 +224,17 @@ impl Sessions {
     async fn checkouts(
         &self,
         wanted: Vec<UseRepository>,
+        author: &Author,
     ) -> Result<Vec<NewCheckout>, SessionError> {
         let (mut checkouts, mut names) = (Vec::with_capacity(wanted.len()), HashSet::new());
         for one in wanted {
-            let repository = self.find_or_add_repository(&one).await?;
+            let repository = self.find_or_add_repository(&one, author).await?;
             if !names.insert(repository.name.clone()) {
                 return Err(invalid(format!("repository `{}` is listed twice", repository.name)));
             }
             // The registered base was checked with its repository.
             if let Some(base) = one.base.as_ref().filter(|_| one.base != repository.base) {
-                self.shared.repositories.check_branch(&repository, base).await?;
+                self.shared.repositories.check_branch(&repository, base, author).await?;
             }
             let base = one.base.or(repository.base);
             checkouts.push(NewCheckout { repository: repository.name, base, base_commit: None });
@@ -267,6 +263,7 @@ impl Sessions {
     async fn find_or_add_repository(
         &self,
         wanted: &UseRepository,
+        author: &Author,
     ) -> Result<Repository, SessionError> {
         if let Some(known) = self.known_repository(wanted).await? {
             return Ok(known);
@@ -275,7 +272,7 @@ impl Sessions {
         let address = wanted.name.as_deref().or(wanted.url.as_deref()).unwrap_or_default();
         let url = &repositories.checked_url(address)?;
         let add = AddRepository { url: url.to_owned(), ..AddRepository::default() };
-        repositories.add(add).await.map_err(|error| match error {
+        repositories.add(add, author).await.map_err(|error| match error {
             SessionError::Conflict { code: "exists", what, .. } => SessionError::conflict(
                 "exists",
                 format!("{what} with a URL other than {url}"),

@@ -14,6 +14,7 @@ use super::{Sessions, sandbox::ready_bridge};
 use crate::{
     bridge::Bridge,
     checkout,
+    compute_meter::compute_owner,
     driver::BusyGuard,
     ephemeral::{EphemeralError, EphemeralSandbox},
     error::SessionError,
@@ -362,7 +363,8 @@ impl CheckoutDiff<'_> {
     async fn start_at(&self, point: DiffPoint) -> Result<EphemeralSandbox, SessionError> {
         let from = StartFrom::Snapshot(self.history.snapshot(point)?);
         let sandboxes = &self.sessions.shared.sandboxes;
-        let started = EphemeralSandbox::start(sandboxes, SandboxId::random(), from, None).await;
+        let (id, owner) = (SandboxId::random(), compute_owner(&self.history.record));
+        let started = EphemeralSandbox::start(sandboxes, id, from, None, owner).await;
         started.map_err(not_started)
     }
 }

@@ -132,6 +132,7 @@ impl Sessions {
         reconcile.finish(&self.shared).await?;
         self.shared.removals.spawn();
         self.shared.retention.spawn();
+        self.shared.sandboxes.meter.spawn(&self.shared.tasks);
         self.spawn_unload();
         Ok(())
     }

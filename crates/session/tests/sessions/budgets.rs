@@ -134,6 +134,52 @@ async fn raised_budget_continues_the_session() {
     assert_eq!(sessions.prompts(&id).await.unwrap().len(), 2, "it does not wait any more");
 }
 
+/// A session that a budget of this command has stopped.
+async fn stopped(harness: &Harness, sessions: &Sessions, command: &str) -> SessionId {
+    let refused = format!("fail 400 budget reached: $1.00, to go on, raise it: `{command} AMOUNT`");
+    let id = harness.session(sessions, Some(&refused)).await.id;
+    until_state(sessions, &id, SessionState::NeedsInput).await;
+    id
+}
+
+#[tokio::test]
+async fn raised_shared_budget_continues_its_sessions() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let of = async |command| stopped(&harness, &sessions, command).await;
+    let repository = [
+        of("harvest budget --repository local/demo").await,
+        of("harvest budget --repository local/demo").await,
+    ];
+    let user = of("harvest budget --user ada@example.org").await;
+    let day = of("harvest budget --day").await;
+    let own = of("harvest budget ses_other").await;
+    let prompts = async |id: &SessionId| sessions.prompts(id).await.unwrap().len();
+    // A paused session waits as well.
+    sessions.pause(&repository[0]).await.unwrap();
+    sessions.set_budget(&BudgetOwner::Repository(demo()), Some(Money::ZERO)).await.unwrap();
+    assert_eq!(prompts(&repository[0]).await, 1, "there is no money to go on with");
+    sessions.set_budget(&BudgetOwner::Repository(demo()), Some(dollars("5"))).await.unwrap();
+    for id in &repository {
+        until_state(&sessions, id, SessionState::Idle).await;
+    }
+    let [first, second] = [0, 1].map(|index| &repository[index]);
+    let continued =
+        [sessions.prompts(first).await.unwrap(), sessions.prompts(second).await.unwrap()];
+    assert!(continued[0][1].created_at <= continued[1][1].created_at, "{continued:#?}");
+    assert_eq!(continued[0][1].text, "The budget was raised. Continue where you stopped.");
+    assert_eq!((prompts(&user).await, prompts(&day).await, prompts(&own).await), (1, 1, 1));
+    let address = "Ada@Example.org".to_owned();
+    sessions.set_budget(&BudgetOwner::User(address), None).await.unwrap();
+    sessions.set_budget(&BudgetOwner::Day, Some(dollars("9"))).await.unwrap();
+    for id in [&user, &day] {
+        until_state(&sessions, id, SessionState::Idle).await;
+    }
+    assert_eq!(prompts(&own).await, 1, "another budget has stopped it");
+    sessions.set_budget(&BudgetOwner::Day, Some(dollars("10"))).await.unwrap();
+    assert_eq!(prompts(&day).await, 2, "it does not wait any more");
+}
+
 #[tokio::test]
 async fn fork_gets_a_budget_of_its_own() {
     let harness = Harness::new().await;

@@ -113,7 +113,7 @@ async fn two_apps(repositories: &Repositories) {
         let url = format!("https://example.org/{owner}/app.git");
         let secret = Some(format!("KEY_{owner}"));
         let add = AddRepository { url, secret, ..AddRepository::default() };
-        let added = repositories.add(add).await.unwrap();
+        let added = repositories.add(add, &ada()).await.unwrap();
         assert_eq!(added.name, format!("{owner}/app").as_str());
     }
 }
@@ -313,9 +313,12 @@ async fn repository_with_missing_image_is_refused() {
         image: Some(image.to_owned()),
         ..AddRepository::default()
     };
-    assert_eq!(repositories.add(add("no-such-image")).await.unwrap_err().code(), "not_found");
+    assert_eq!(
+        repositories.add(add("no-such-image"), &ada()).await.unwrap_err().code(),
+        "not_found"
+    );
     assert!(repositories.get(&"local/no-such-image".parse().unwrap()).await.is_err());
-    assert!(repositories.add(add("claude")).await.is_ok());
+    assert!(repositories.add(add("claude"), &ada()).await.is_ok());
 }
 
 #[tokio::test]
@@ -325,7 +328,7 @@ async fn wrong_url_or_branch_is_refused_at_once() {
         harness.serve_parts(harness.lease().await).await;
     let url = "https://example.org/nowhere/app.git".to_owned();
     let add = AddRepository { url: url.clone(), ..AddRepository::default() };
-    let refused = repositories.add(add).await.unwrap_err();
+    let refused = repositories.add(add, &ada()).await.unwrap_err();
     assert_eq!(refused.code(), "remote_unavailable");
     assert!(refused.to_string().contains("no such remote"), "{refused}");
     let create = CreateSession { repository: Some(url), ..CreateSession::default() };

@@ -160,7 +160,8 @@ async fn builds_of_one_user_leave_a_slot() {
         [("a", "ada@example.org"), ("b", "Ada@example.org"), ("c", "bob@example.org")]
     {
         let url = format!("https://example.org/me/{name}.git");
-        let added = repositories.add(AddRepository { url, ..AddRepository::default() }).await;
+        let added =
+            repositories.add(AddRepository { url, ..AddRepository::default() }, &ada()).await;
         builds.push(repositories.build(&added.unwrap().name, user).await.unwrap());
     }
     eventually("two users build", || harness.fake.created().len() == 2).await;
@@ -210,7 +211,7 @@ async fn only_trusted_doors_wait_for_trusted_names() {
     let parts = ServerParts::open_with_trusted(dependencies, trusted).await.unwrap();
     let ServerParts { repositories, sessions, .. } = parts;
     let url = "https://example.org/demo.git".to_owned();
-    repositories.add(AddRepository { url, ..AddRepository::default() }).await.unwrap();
+    repositories.add(AddRepository { url, ..AddRepository::default() }, &ada()).await.unwrap();
     let trusting = harness.session(&sessions, None).await.id;
     let (repository, network) = (Some("demo".to_owned()), Some(harvest_proto::NetworkPolicy::None));
     let create = CreateSession { repository, network, ..CreateSession::default() };

@@ -45,11 +45,16 @@ impl Doors for RecordingDoors {
         Box::new(())
     }
 
-    async fn check_remote(&self, access: &GitAccess) -> Result<(), String> {
+    async fn check_remote(&self, access: &GitAccess, _: &[SecretOwner]) -> Result<(), String> {
         if access.url.contains("nowhere") { Err("no such remote".to_owned()) } else { Ok(()) }
     }
 
-    async fn tip(&self, _: &GitAccess, branch: Option<&BranchName>) -> Option<Option<String>> {
+    async fn tip(
+        &self,
+        _: &GitAccess,
+        _: &[SecretOwner],
+        branch: Option<&BranchName>,
+    ) -> Option<Option<String>> {
         let exists = branch.is_none_or(|branch| branch.as_str() != "nobranch");
         let commit = self.2.lock().unwrap().clone();
         // Without one the remote does not answer to the schedule.
@@ -159,7 +164,7 @@ impl Harness {
         let parts = ServerParts::open(self.dependencies(lease)).await.unwrap();
         let url = "https://example.org/demo.git".to_owned();
         let _may_exist =
-            parts.repositories.add(AddRepository { url, ..AddRepository::default() }).await;
+            parts.repositories.add(AddRepository { url, ..AddRepository::default() }, &ada()).await;
         parts
     }
 

@@ -276,7 +276,7 @@ async fn forge_copy_of_removed_repository_is_removed() {
             )
             .await
             .unwrap();
-        repositories.add(one).await.unwrap();
+        repositories.add(one, &ada()).await.unwrap();
     }
     // Another repository has the same URL.
     repositories.delete(&"local/one".parse().unwrap()).await.unwrap();

@@ -279,7 +279,7 @@ async fn sums_are_by_scope_and_time(test: TestStore) {
         NewCall { at: NOW.after(std::time::Duration::from_secs(86_400)), ..call(&one, Some(2)) };
     test.store.call_begin(test.lease, later.clone(), None).await.unwrap().unwrap();
     let sums = async |by, since| {
-        let sums = test.store.call_sums(by, since, 10).await.unwrap();
+        let sums = test.store.spending(by, since, 10).await.unwrap();
         let short = |sum: Spending| (sum.name, sum.calls, sum.spent_micros.micros());
         sums.into_iter().map(short).collect::<Vec<_>>()
     };
@@ -292,6 +292,6 @@ async fn sums_are_by_scope_and_time(test: TestStore) {
     assert_eq!(sums(SpendingScope::Day, begin).await, days);
     assert_eq!(sums(SpendingScope::Repository, later.at).await, [of("o/r", 1, 2)]);
     assert_eq!(sums(SpendingScope::User, begin).await, [of("ada@example.org", 4, 14)]);
-    let first = test.store.call_sums(SpendingScope::User, begin, 1).await.unwrap().remove(0);
+    let first = test.store.spending(SpendingScope::User, begin, 1).await.unwrap().remove(0);
     assert_eq!((first.unpriced_calls, first.usage.input_tokens), (1, 40));
 }

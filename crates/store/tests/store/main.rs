@@ -6,6 +6,7 @@ mod blobs;
 mod budgets;
 mod checkouts;
 mod children;
+mod compute;
 mod damage;
 mod events;
 mod faults;

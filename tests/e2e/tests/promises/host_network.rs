@@ -8,9 +8,12 @@ use harvest_e2e::Host;
 use harvest_proto::{SessionId, bridge::Exit};
 use serde_json::json;
 
-use crate::{completed, turn_ended};
+use crate::{completed, secrets::set_secret, turn_ended};
 use corp::Corp;
 pub(crate) use corp::certificate_authority;
+
+/// As in `mirror.py`.
+const GITHUB_TOKEN: &str = "github-planted-of-ada";
 
 /// Prints the settings, and fails unless the bundle has more than the host's certificate.
 const SETTINGS: &str = "echo $PIP_INDEX_URL; cat $npm_config_globalconfig /.cargo/config.toml; \
@@ -122,4 +125,30 @@ async fn public_git_dependency_is_fetched_but_not_pushed() {
     let clone = "git clone https://github.com/acme/lib /tmp/lib";
     let (exit, output) = host.exec(&closed, "harvest", clone).await;
     assert!(exit != Exit::Code(0) && output.contains("network policy"), "{output}");
+}
+
+// The proxy behind tinyproxy runs in this process, also while the CLI does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn github_token_of_user_opens_private_repository() {
+    let corp = Corp::start().await;
+    let path = |name: &str| corp.folder.path().join(name).to_str().unwrap().to_owned();
+    let host =
+        Host::start_with(&[("SSL_CERT_FILE", &path("ca.pem")), ("HTTPS_PROXY", &corp.proxy)]).await;
+    let add = ["repo", "add", "https://github.com/acme/private.git"];
+    // A token for all users is not sent to a repository that any of them names.
+    set_secret(&host, &["GITHUB_TOKEN"], GITHUB_TOKEN);
+    let refused = host.harvest(add);
+    assert!(refused.code == 1 && refused.stderr.contains("needs a token"), "{refused:?}");
+    set_secret(&host, &["GITHUB_TOKEN", "--user"], GITHUB_TOKEN);
+    let added = host.harvest(add);
+    assert_eq!(added.code, 0, "{added:?}");
+    let body = json!({
+        "agent": "scripted", "repository": "acme/private", "base": "main",
+        "prompt": "Begin.\nscript: [{\"text\": \"ready\"}]",
+    });
+    let session = host.post("/v1/sessions", body).await;
+    let id: SessionId = session["id"].as_str().unwrap().parse().unwrap();
+    host.follow(id.clone()).until("the first turn", turn_ended).await;
+    let (_, readme) = host.exec(&id, "harvest", "cat /workspace/private/README").await;
+    assert_eq!(readme, "a public library\n");
 }

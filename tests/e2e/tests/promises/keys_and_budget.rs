@@ -4,7 +4,7 @@
 use harvest_e2e::{Host, eventually};
 use harvest_proto::{
     EventBody, SessionId, StateReason, TurnReason,
-    api::{Budget, Page, Session, SessionState},
+    api::{Budget, Page, Session, SessionState, Spending},
 };
 use serde_json::{Value, json};
 use tokio::{
@@ -12,7 +12,7 @@ use tokio::{
     net::TcpListener,
 };
 
-use crate::{SAMPLE, completed, turn_ended};
+use crate::{SAMPLE, completed, secrets::set_secret, turn_ended};
 
 const SET_KEY: &str = "harvest secret set ANTHROPIC_API_KEY";
 
@@ -33,6 +33,29 @@ async fn run_without_key_starts_nothing() {
     assert!(response.text().await.unwrap().contains("\"no_key\""));
     let doctor = host.harvest(["doctor"]);
     assert!(doctor.stdout.contains("model_key") && doctor.stdout.contains(SET_KEY), "{doctor:?}");
+}
+
+#[tokio::test]
+async fn session_or_repository_key_is_enough_to_run() {
+    let host = Host::start().await;
+    host.repository("calc", SAMPLE).await;
+    let run = ["run", "-r", "calc", "--net", "none", "-d", "Fix it."];
+    assert_eq!(host.harvest(run).code, 1, "there is no key");
+    let key = [("ANTHROPIC_API_KEY", "sk-planted-of-session")];
+    let secret = ["--secret", "ANTHROPIC_API_KEY"];
+    let given = host.harvest_with(&key, run.iter().chain(&secret));
+    assert_eq!(given.code, 0, "{given:?}");
+    let listed = host.harvest(["secret", "ls"]).stdout;
+    assert!(listed.contains("ANTHROPIC_API_KEY") && listed.contains("session"), "{listed}");
+    let id = given.stdout.trim();
+    assert_eq!(host.harvest(["rm", "-y", id]).code, 0);
+    let listed = host.harvest(["secret", "ls"]).stdout;
+    assert!(!listed.contains("ANTHROPIC"), "it is deleted with the session: {listed}");
+    let missing = host.harvest(run.iter().chain(&["--secret", "OTHER_KEY"]));
+    assert!(missing.code == 1 && missing.stderr.contains("OTHER_KEY"), "{missing:?}");
+    set_secret(&host, &["ANTHROPIC_API_KEY", "-r", "calc"], "sk-planted-of-repository");
+    let of_repository = host.harvest(run);
+    assert_eq!(of_repository.code, 0, "{of_repository:?}");
 }
 
 #[tokio::test]
@@ -121,6 +144,51 @@ async fn raised_budget_continues_conversation_of_every_agent() {
         let stats = host.harvest(["stats", "--by", "session", "--since", "1h"]);
         assert!(stats.stdout.contains(&id.to_string()), "{agent}: {stats:?}");
     }
+}
+
+#[tokio::test]
+async fn raised_day_budget_continues_stopped_session() {
+    let (_folder, host) = priced_host().await;
+    host.repository("calc", SAMPLE).await;
+    let day = |amount: &str| host.harvest(["budget", "--day", amount]);
+    assert_eq!(day("2").code, 0);
+    let prompt = "Begin.\nscript: [[{\"usage\": {\"output\": 10000}}, {\"bash\": \"true\"}]]";
+    let run = ["run", "-r", "calc", "-m", "scripted", "--net", "none", "--key", "dear", prompt];
+    let stopped = host.harvest(run);
+    assert_eq!(stopped.code, 3, "{stopped:?}");
+    assert!(stopped.stderr.contains("`harvest budget --day AMOUNT` raises"), "{stopped:?}");
+    assert!(!stopped.stderr.contains("answer with"), "{stopped:?}");
+    let page: Page<Session> =
+        host.get("/v1/sessions?key=dear").send().await.unwrap().json().await.unwrap();
+    let id = page.items[0].id.clone();
+    assert_eq!(day("1000").code, 0);
+    host.follow(id.clone()).until("the next turn", completed).await;
+    assert_eq!(host.wait_for(&id, SessionState::Idle).await.turns, 2);
+}
+
+#[tokio::test]
+async fn stats_count_cpu_and_memory_across_a_kill() {
+    let mut host = Host::start().await;
+    let work = "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done";
+    let session = host.bare("Work.", &json!([{ "bash": work }])).await.id;
+    host.follow(session.clone()).until("the turn", completed).await;
+    let sum = |host: &Host| {
+        let stats = host.harvest(["stats", "--by", "session", "--json"]);
+        let sums: Vec<Spending> = serde_json::from_str(&stats.stdout).unwrap();
+        sums.into_iter().find(|sum| sum.name == session.to_string()).unwrap()
+    };
+    let first = sum(&host);
+    assert!(first.cpu_millis > 20, "{first:?}");
+    host.kill();
+    host.up().await;
+    let paused = host.harvest(["pause", &session.to_string()]);
+    assert_eq!(paused.code, 0, "{paused:?}");
+    let last = sum(&host);
+    // Counted once: the second server reads the same counter.
+    assert!((first.cpu_millis..first.cpu_millis * 2 + 1000).contains(&last.cpu_millis), "{last:?}");
+    assert!(last.memory_mib_seconds >= first.memory_mib_seconds, "{first:?} {last:?}");
+    let table = host.harvest(["stats"]).stdout;
+    assert!(table.contains("CPU S") && table.contains("MEMORY GIB S"), "{table}");
 }
 
 #[tokio::test]

@@ -1,5 +1,5 @@
-"""A mirror of npm and pip with one package `tiny` each, and a git host with one repository, over
-TLS: mirror.py FOLDER, which holds server.pem, server.key and lib.git. Prints its port."""
+"""A mirror of npm and pip with one package `tiny` each, and a git host with one repository, also
+under a private name, over TLS: mirror.py FOLDER, which holds server.pem, server.key and lib.git. Prints its port."""
 
 import base64
 import gzip
@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 FOLDER = sys.argv[1]
 BASE = "https://mirror.corp.example"
+TOKEN = b"github-planted-of-ada"
 
 
 def tarball():
@@ -71,6 +72,15 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+    def repository(self):
+        """The path below a repository; None without one, or without the token of a private one."""
+        for name in ["/acme/lib.git", "/acme/private.git"]:
+            if self.path.startswith(name + "/"):
+                given = base64.b64decode(self.headers.get("Authorization", "").removeprefix("Basic "))
+                if "private" not in name or given.endswith(b":" + TOKEN):
+                    return self.path.removeprefix(name)
+        return None
+
     def upload_pack(self, *arguments, body=b""):
         argv = ["git", "upload-pack", "--stateless-rpc", *arguments, FOLDER + "/lib.git"]
         return subprocess.run(argv, input=body, stdout=subprocess.PIPE, check=True).stdout
@@ -82,15 +92,16 @@ class Handler(BaseHTTPRequestHandler):
         if self.path.startswith("/acme/lib/info/refs?"):
             moved = [("Location", self.path.replace("/lib/", "/lib.git/"))]
             return self.answer(301, "text/plain", b"", moved)
-        if self.path == "/acme/lib.git/info/refs?service=git-upload-pack":
+        if self.repository() == "/info/refs?service=git-upload-pack":
             kind = "application/x-git-upload-pack-advertisement"
             head = b"001e# service=git-upload-pack\n0000"
             return self.answer(200, kind, head + self.upload_pack("--advertise-refs"))
-        self.answer(404, "text/plain", b"nothing here\n")
+        # As GitHub does for a private repository.
+        self.answer(401 if "/private.git/" in self.path else 404, "text/plain", b"nothing here\n")
 
     def do_POST(self):
         body = self.read_body()
-        if self.path == "/acme/lib.git/git-upload-pack":
+        if self.repository() == "/git-upload-pack":
             kind = "application/x-git-upload-pack-result"
             return self.answer(200, kind, self.upload_pack(body=body))
         # npm asks for audits and the like.
