@@ -1,8 +1,14 @@
 //! The local forge with the real git, over loopback.
 #![expect(clippy::unwrap_used, reason = "tests panic on failure")]
 
+#[path = "forge/clients.rs"]
+mod clients;
 #[path = "forge/import.rs"]
 mod import;
+#[path = "forge/rest.rs"]
+mod rest;
+#[path = "forge/rest_host.rs"]
+mod rest_host;
 
 use std::{fs, path::Path};
 
@@ -95,6 +101,7 @@ async fn git(folder: &Path, arguments: &[&str]) -> Result<String, String> {
         .env("GIT_CONFIG_GLOBAL", "/dev/null")
         .env("GIT_CONFIG_NOSYSTEM", "1")
         .env("GIT_TERMINAL_PROMPT", "0")
+        .env_remove("GIT_SSL_CAINFO")
         .output()
         .await
         .unwrap();

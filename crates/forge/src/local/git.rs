@@ -7,7 +7,10 @@ use std::{
     process::{Output, Stdio},
 };
 
-use tokio::process::Command;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    process::Command,
+};
 
 use super::{ForgeError, file_error};
 
@@ -132,6 +135,9 @@ pub(super) fn isolated(program: impl AsRef<std::ffi::OsStr>) -> Command {
         .envs([
             ("HOME", "/nonexistent"),
             ("LC_ALL", "C.UTF-8"),
+            ("TZ", "UTC"),
+            // A path from a request is a name, not a pattern.
+            ("GIT_LITERAL_PATHSPECS", "1"),
             ("GIT_CONFIG_NOSYSTEM", "1"),
             ("GIT_CONFIG_GLOBAL", "/dev/null"),
             ("GIT_TERMINAL_PROMPT", "0"),
@@ -141,7 +147,66 @@ pub(super) fn isolated(program: impl AsRef<std::ffi::OsStr>) -> Command {
     command
 }
 
-async fn output(repository: &Path, arguments: &[&str]) -> std::io::Result<Output> {
+/// Runs git and returns the first bytes of its standard output, at most `limit`; `true` when there
+/// was more. The process is killed at the limit.
+pub(super) async fn limited(
+    repository: &Path,
+    doing: &'static str,
+    arguments: &[&str],
+    limit: usize,
+) -> Result<(Vec<u8>, bool), ForgeError> {
+    let failed = |error: std::io::Error| ForgeError::Git { doing, message: error.to_string() };
+    let mut command = isolated("git");
+    command.arg("--git-dir").arg(repository).args(arguments);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(failed)?;
+    let (Some(stdout), Some(mut stderr)) = (child.stdout.take(), child.stderr.take()) else {
+        return Err(failed(std::io::Error::other("the child has no pipes")));
+    };
+    let (mut bytes, mut errors) = (Vec::new(), Vec::new());
+    let most = u64::try_from(limit).unwrap_or(u64::MAX).saturating_add(1);
+    let mut stdout = stdout.take(most);
+    // Both pipes are read at once: git blocks when one of them is full.
+    let read = async {
+        let read = stdout.read_to_end(&mut bytes).await;
+        drop(stdout);
+        read
+    };
+    let (read, _) = tokio::join!(read, stderr.read_to_end(&mut errors));
+    read.map_err(failed)?;
+    if bytes.len() > limit {
+        bytes.truncate(limit);
+        return Ok((bytes, true));
+    }
+    let status = child.wait().await.map_err(failed)?;
+    stdout_of(doing, Ok(Output { status, stdout: Vec::new(), stderr: errors }))?;
+    Ok((bytes, false))
+}
+
+/// Runs git with an identity and a standard input, and returns its standard output.
+pub(super) async fn with_input(
+    repository: &Path,
+    doing: &'static str,
+    arguments: &[&str],
+    environment: &[(&str, &str)],
+    input: &str,
+) -> Result<String, ForgeError> {
+    let mut command = isolated("git");
+    command.arg("--git-dir").arg(repository).args(arguments);
+    command.envs(environment.iter().copied());
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let output = async {
+        let mut child = command.spawn()?;
+        if let Some(mut stdin) = child.stdin.take() {
+            // A git that refuses its input says why on its standard error.
+            let _ = stdin.write_all(input.as_bytes()).await;
+        }
+        child.wait_with_output().await
+    };
+    stdout_of(doing, output.await)
+}
+
+pub(super) async fn output(repository: &Path, arguments: &[&str]) -> std::io::Result<Output> {
     isolated("git").arg("--git-dir").arg(repository).args(arguments).output().await
 }
 

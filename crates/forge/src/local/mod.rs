@@ -1,24 +1,40 @@
-//! The local forge: bare repositories on this machine behind git's smart HTTP protocol, and a
-//! record of the pull requests between their branches. It reviews and merges nothing. The owner of
-//! every repository is `local`: the forge's functions take the name alone, and URLs contain both.
+//! The local forge: bare repositories on this machine behind git's smart HTTP protocol, a record of
+//! the pull requests between their branches, and the part of GitHub's REST API that clients of pull
+//! requests use. The owner of every repository is `local`: the forge's functions take the name
+//! alone, and URLs contain both.
 //!
 //! ```text
 //! {root}/{name}/repository.git   the bare repository
 //! {root}/{name}/token            SHA-256 of the token that grants access
-//! {root}/{name}/pr/1.json     a pull request
+//! {root}/{name}/pr/1.json        a pull request
+//! {root}/{name}/comments/7.json  a comment on a pull request
+//! {root}/{name}/statuses/{sha}.json  the statuses of a commit
 //! {root}/{name}/source           path of the imported folder, if the repository is an import
 //! {root}/{name}/import.lock      held during an import
+//! {root}/.apps/3.json            an App with its installation
+//! {root}/.tokens/{hash}.json     rights and expiry of an installation token
+//! {root}/.next-id                the next number of an App, comment, status or webhook
 //! {root}/.lock                   held while a repository is registered, see `try_lock`
 //! {root}/.gitconfig              configuration of git while it reads imported folders
 //! ```
 
+mod apps;
+mod clock;
+mod comments;
+mod credentials;
 mod disk;
 mod git;
+mod history;
 mod http_backend;
 mod import;
+mod jwt;
+mod merge;
 mod page;
+mod permissions;
 mod pull_requests;
+mod rest;
 mod routes;
+mod statuses;
 mod storage;
 mod url;
 
@@ -36,7 +52,12 @@ use harvest_proto::{
 };
 use tokio::sync::Mutex;
 
+use crate::pem::InvalidKey;
+
+pub use apps::{App, NewApp};
+pub use clock::Clock;
 pub use import::{FolderSummary, ImportError, ImportedFolder};
+pub use permissions::{PermissionLevel, Permissions};
 pub use pull_requests::NewPullRequest;
 use storage::{
     file_error, hash, remove_abandoned_drafts, sync_folder, write_atomically, write_token,
@@ -63,6 +84,16 @@ pub enum ForgeError {
     NoNewCommits { branch: BranchName, base: BranchName },
     #[error("repository `{name}` has no pull request {number}")]
     NoPullRequest { name: String, number: u64 },
+    #[error("branch `{branch}` already has an open pull request")]
+    PullRequestExists { branch: BranchName },
+    #[error("the forge has no App {id}")]
+    NoApp { id: u64 },
+    #[error("the forge has no permission `{name}`")]
+    UnknownPermission { name: String },
+    #[error("cannot use the App's key")]
+    Key(#[from] InvalidKey),
+    #[error("the system has no random numbers")]
+    NoRandomness,
     #[error("git could not {doing}: {message}")]
     Git { doing: &'static str, message: String },
     #[error("cannot {doing} `{path}`")]
@@ -89,6 +120,7 @@ struct Shared {
     root: PathBuf,
     public: String,
     http_backend: PathBuf,
+    clock: Clock,
     // Serialises the numbering of pull requests and changes to their records.
     writing: Mutex<()>,
 }
@@ -100,12 +132,20 @@ impl LocalForge {
     /// # Errors
     /// When the folder cannot be created or the host has no git with `http-backend`.
     pub fn open(root: PathBuf, public: &str) -> Result<Self, ForgeError> {
+        Self::open_with(root, public, Clock::system())
+    }
+
+    /// Opens the forge with a clock of the caller's, which decides when tokens expire.
+    ///
+    /// # Errors
+    /// As [`LocalForge::open`].
+    pub fn open_with(root: PathBuf, public: &str, clock: Clock) -> Result<Self, ForgeError> {
         create_private(&root).map_err(file_error("create", &root))?;
         let root = fs::canonicalize(&root).map_err(file_error("find", &root))?;
         let http_backend = git::http_backend()?;
         let public = public.trim_end_matches('/').to_owned();
         remove_abandoned_drafts(&root);
-        let shared = Shared { root, public, http_backend, writing: Mutex::new(()) };
+        let shared = Shared { root, public, http_backend, clock, writing: Mutex::new(()) };
         Ok(Self { shared: Arc::new(shared) })
     }
 

@@ -2,17 +2,22 @@
 //! Their commits are always looked up in git.
 
 use std::{
-    fs, io,
+    fs,
     path::{Path, PathBuf},
 };
 
 use harvest_proto::{
-    BranchName,
+    BranchName, Timestamp,
     api::{Evidence, PullRequest, PullRequestState},
     repository_name::LOCAL_OWNER,
 };
+use serde::{Deserialize, Serialize};
 
-use super::{ForgeError, LocalForge, file_error, git, write_atomically};
+use super::{
+    ForgeError, LocalForge, git, history,
+    merge::mark_merged,
+    storage::{file_error, read_json, write_json},
+};
 
 // Enough for a web page; the commits themselves are a `git fetch` away.
 const MAX_STAT_BYTES: usize = 64 * 1024;
@@ -28,6 +33,42 @@ pub struct NewPullRequest {
     pub base: BranchName,
 }
 
+/// A pull request as the forge stores it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct PullRecord {
+    #[serde(flatten)]
+    pub(super) pull: PullRequest,
+    pub(super) draft: bool,
+    pub(super) author: String,
+    pub(super) created_at: Timestamp,
+    pub(super) updated_at: Timestamp,
+    pub(super) closed_at: Option<Timestamp>,
+    pub(super) merged_at: Option<Timestamp>,
+    pub(super) merged_by: Option<String>,
+    /// The commit that merges it, written before the base branch moves to it.
+    pub(super) merge_commit: Option<String>,
+    /// The base branch's commit when the pull request was opened or merged.
+    pub(super) base_commit: String,
+}
+
+/// Who opens a pull request and how.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Opening<'a> {
+    pub(super) author: &'a str,
+    pub(super) draft: bool,
+    /// Whether the branch's open pull request is updated; otherwise it is an error.
+    pub(super) update: bool,
+}
+
+/// Changes to a pull request; `None` keeps a value.
+#[derive(Debug, Default)]
+pub(super) struct PullChange {
+    pub(super) title: Option<String>,
+    pub(super) body: Option<String>,
+    pub(super) base: Option<BranchName>,
+    pub(super) open: Option<bool>,
+}
+
 impl LocalForge {
     /// Opens a pull request for the branch, or updates title, body and commit of the open one.
     /// Evidence about another commit is dropped.
@@ -39,42 +80,120 @@ impl LocalForge {
         name: &str,
         new: NewPullRequest,
     ) -> Result<PullRequest, ForgeError> {
-        let folder = self.existing_folder(name)?;
-        let repository = folder.join("repository.git");
+        let opening = Opening { author: LOCAL_OWNER, draft: false, update: true };
+        Ok(self.open_pull_record(name, new, opening).await?.pull)
+    }
+
+    pub(super) async fn open_pull_record(
+        &self,
+        name: &str,
+        new: NewPullRequest,
+        opening: Opening<'_>,
+    ) -> Result<PullRecord, ForgeError> {
+        let repository = self.repository_path(name)?;
         let commit = branch_head(&repository, name, &new.branch).await?;
         let base_commit = branch_head(&repository, name, &new.base).await?;
         if is_ancestor(&repository, &commit, &base_commit).await? {
             return Err(ForgeError::NoNewCommits { branch: new.branch, base: new.base });
         }
         let _guard = self.shared.writing.lock().await;
-        let mut all = self.pull_requests(name).await?;
-        let open = all
-            .iter_mut()
-            .find(|old| old.state == PullRequestState::Open && old.branch == new.branch);
-        let previous = open.map(|old| (old.number, old.evidence.take()));
-        let (number, evidence) =
-            previous.unwrap_or_else(|| (all.last().map_or(1, |last| last.number + 1), None));
-        let pull_request = PullRequest {
-            number,
-            url: self.pull_request_url(name, number),
-            title: new.title,
-            body: new.body,
-            state: PullRequestState::Open,
-            branch: new.branch,
-            base: new.base,
-            evidence: evidence.filter(|evidence| evidence.commit == commit),
-            commit,
+        let all = self.pull_records(name).await?;
+        let next = all.last().map_or(1, |last| last.pull.number + 1);
+        let is_open = |old: &PullRecord| {
+            old.pull.state == PullRequestState::Open && old.pull.branch == new.branch
         };
-        write(&folder, &pull_request)?;
-        Ok(pull_request)
+        let existing = all.into_iter().find(is_open);
+        if existing.is_some() && !opening.update {
+            return Err(ForgeError::PullRequestExists { branch: new.branch });
+        }
+        let now = self.shared.clock.now();
+        let created = |number| PullRecord {
+            pull: PullRequest {
+                number,
+                url: self.pull_request_url(name, number),
+                title: String::new(),
+                body: String::new(),
+                state: PullRequestState::Open,
+                branch: new.branch.clone(),
+                base: new.base.clone(),
+                evidence: None,
+                commit: String::new(),
+            },
+            draft: opening.draft,
+            author: opening.author.to_owned(),
+            created_at: now,
+            updated_at: now,
+            closed_at: None,
+            merged_at: None,
+            merged_by: None,
+            merge_commit: None,
+            base_commit: String::new(),
+        };
+        let mut record = existing.unwrap_or_else(|| created(next));
+        record.pull.evidence = record.pull.evidence.filter(|evidence| evidence.commit == commit);
+        (record.pull.title, record.pull.body) = (new.title, new.body);
+        (record.pull.base, record.pull.commit) = (new.base, commit);
+        (record.base_commit, record.updated_at) = (base_commit, now);
+        self.write_pull_record(name, &record)?;
+        Ok(record)
+    }
+
+    /// Changes an existing pull request.
+    pub(super) async fn change_pull_record(
+        &self,
+        name: &str,
+        number: u64,
+        change: PullChange,
+    ) -> Result<PullRecord, ForgeError> {
+        let repository = self.repository_path(name)?;
+        let _guard = self.shared.writing.lock().await;
+        let mut record = self.pull_record(name, number).await?;
+        if let Some(base) = change.base {
+            record.base_commit = branch_head(&repository, name, &base).await?;
+            record.pull.base = base;
+        }
+        record.pull.title = change.title.unwrap_or(record.pull.title);
+        record.pull.body = change.body.unwrap_or(record.pull.body);
+        let now = self.shared.clock.now();
+        match (change.open, record.pull.state) {
+            (Some(false), PullRequestState::Open) => {
+                record.pull.state = PullRequestState::Closed;
+                record.closed_at = Some(now);
+            }
+            (Some(true), PullRequestState::Closed) => {
+                let branch = record.pull.branch.clone();
+                let is_other =
+                    |other: &PullRecord| other.pull.branch == branch && other.pull.number != number;
+                let mut others = self.pull_records(name).await?.into_iter().filter(is_other);
+                if others.any(|other| other.pull.state == PullRequestState::Open) {
+                    return Err(ForgeError::PullRequestExists { branch });
+                }
+                record.pull.commit = branch_head(&repository, name, &branch).await?;
+                record.pull.state = PullRequestState::Open;
+                record.closed_at = None;
+            }
+            _ => {}
+        }
+        record.updated_at = now;
+        self.write_pull_record(name, &record)?;
+        Ok(record)
     }
 
     /// # Errors
     /// When there is no pull request with this number, or it cannot be read.
     pub async fn pull_request(&self, name: &str, number: u64) -> Result<PullRequest, ForgeError> {
+        Ok(self.pull_record(name, number).await?.pull)
+    }
+
+    pub(super) async fn pull_record(
+        &self,
+        name: &str,
+        number: u64,
+    ) -> Result<PullRecord, ForgeError> {
         let folder = self.existing_folder(name)?;
-        let record = read(&folder, name, number)?;
-        self.refresh(name, &folder, record).await
+        let record = read_json(&record_path(&folder, number))?;
+        let missing = || ForgeError::NoPullRequest { name: name.to_owned(), number };
+        self.refresh(name, &folder, record.ok_or_else(missing)?).await
     }
 
     /// All pull requests of a repository, oldest first.
@@ -82,18 +201,28 @@ impl LocalForge {
     /// # Errors
     /// When there is no such repository or a record cannot be read.
     pub async fn pull_requests(&self, name: &str) -> Result<Vec<PullRequest>, ForgeError> {
+        Ok(self.pull_records(name).await?.into_iter().map(|record| record.pull).collect())
+    }
+
+    pub(super) async fn pull_records(&self, name: &str) -> Result<Vec<PullRecord>, ForgeError> {
         let folder = self.existing_folder(name)?;
-        let records = folder.join("pr");
-        let entries = fs::read_dir(&records).map_err(file_error("list", &records))?;
-        let number =
-            |entry: fs::DirEntry| entry.file_name().to_str()?.strip_suffix(".json")?.parse().ok();
-        let mut numbers: Vec<u64> = entries.filter_map(Result::ok).filter_map(number).collect();
-        numbers.sort_unstable();
-        let mut all = Vec::with_capacity(numbers.len());
-        for number in numbers {
-            all.push(self.refresh(name, &folder, read(&folder, name, number)?).await?);
+        let mut all = Vec::new();
+        for path in record_paths(&folder)? {
+            if let Some(record) = read_json(&path)? {
+                all.push(self.refresh(name, &folder, record).await?);
+            }
         }
         Ok(all)
+    }
+
+    /// How many records are open. Reads no git, so a merge with plain git is not seen.
+    pub(super) fn open_pull_requests(&self, name: &str) -> Result<usize, ForgeError> {
+        let mut open = 0;
+        for path in record_paths(&self.existing_folder(name)?)? {
+            let record: Option<PullRecord> = read_json(&path)?;
+            open += usize::from(record.is_some_and(|one| one.pull.state == PullRequestState::Open));
+        }
+        Ok(open)
     }
 
     /// Attaches the result of the check that the platform ran on the pull request's commit.
@@ -106,12 +235,11 @@ impl LocalForge {
         number: u64,
         evidence: Evidence,
     ) -> Result<PullRequest, ForgeError> {
-        let folder = self.existing_folder(name)?;
         let _guard = self.shared.writing.lock().await;
-        let mut pull_request = self.refresh(name, &folder, read(&folder, name, number)?).await?;
-        pull_request.evidence = Some(evidence);
-        write(&folder, &pull_request)?;
-        Ok(pull_request)
+        let mut record = self.pull_record(name, number).await?;
+        record.pull.evidence = Some(evidence);
+        self.write_pull_record(name, &record)?;
+        Ok(record.pull)
     }
 
     /// The changes of the pull request as `git diff --stat` prints them.
@@ -148,22 +276,43 @@ impl LocalForge {
         format!("{}/{LOCAL_OWNER}/{name}/pr/{number}", self.shared.public)
     }
 
-    // Updates a record: the server's address may have changed, and the commit may have been merged
-    // with plain git.
+    /// Writes a record; the caller holds the writing lock.
+    pub(super) fn write_pull_record(
+        &self,
+        name: &str,
+        record: &PullRecord,
+    ) -> Result<(), ForgeError> {
+        let folder = self.existing_folder(name)?;
+        write_json(&record_path(&folder, record.pull.number), record)
+    }
+
+    // Updates a record from git: the server's address may have changed, the branch may have moved,
+    // and the commit may have been merged with plain git, or by a server that was killed.
     async fn refresh(
         &self,
         name: &str,
         folder: &Path,
-        mut record: PullRequest,
-    ) -> Result<PullRequest, ForgeError> {
-        record.url = self.pull_request_url(name, record.number);
-        if record.state == PullRequestState::Open {
-            let repository = folder.join("repository.git");
-            if let Some(base) = git::head(&repository, &record.base).await?
-                && is_ancestor(&repository, &record.commit, &base).await?
-            {
-                record.state = PullRequestState::Merged;
+        mut record: PullRecord,
+    ) -> Result<PullRecord, ForgeError> {
+        record.pull.url = self.pull_request_url(name, record.pull.number);
+        if record.pull.state != PullRequestState::Open {
+            return Ok(record);
+        }
+        let repository = folder.join("repository.git");
+        if let Some(base) = git::head(&repository, &record.pull.base).await? {
+            let own_merge = record.merge_commit.clone();
+            for merge in own_merge.into_iter().chain([record.pull.commit.clone()]) {
+                if is_ancestor(&repository, &merge, &base).await? {
+                    let date = history::commit(&repository, &merge).await?.committer.date;
+                    let at = date.parse().unwrap_or(record.updated_at);
+                    mark_merged(&mut record, at);
+                    record.merge_commit = Some(merge);
+                    return Ok(record);
+                }
             }
+        }
+        if let Some(head) = git::head(&repository, &record.pull.branch).await? {
+            record.pull.commit = head;
         }
         Ok(record)
     }
@@ -187,21 +336,13 @@ fn record_path(folder: &Path, number: u64) -> PathBuf {
     folder.join("pr").join(format!("{number}.json"))
 }
 
-fn read(folder: &Path, name: &str, number: u64) -> Result<PullRequest, ForgeError> {
-    let path = record_path(folder, number);
-    match fs::read(&path) {
-        Ok(bytes) => {
-            serde_json::from_slice(&bytes).map_err(|error| file_error("read", &path)(error.into()))
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            Err(ForgeError::NoPullRequest { name: name.to_owned(), number })
-        }
-        Err(error) => Err(file_error("read", &path)(error)),
-    }
-}
-
-fn write(folder: &Path, record: &PullRequest) -> Result<(), ForgeError> {
-    let bytes =
-        serde_json::to_vec_pretty(record).expect("a pull request is plain strings and numbers");
-    write_atomically(&record_path(folder, record.number), &bytes)
+/// The files of all records, in the order of their numbers.
+fn record_paths(folder: &Path) -> Result<Vec<PathBuf>, ForgeError> {
+    let records = folder.join("pr");
+    let entries = fs::read_dir(&records).map_err(file_error("list", &records))?;
+    let number =
+        |entry: fs::DirEntry| entry.file_name().to_str()?.strip_suffix(".json")?.parse().ok();
+    let mut numbers: Vec<u64> = entries.filter_map(Result::ok).filter_map(number).collect();
+    numbers.sort_unstable();
+    Ok(numbers.into_iter().map(|number| record_path(folder, number)).collect())
 }

@@ -1,17 +1,20 @@
-//! The forge over HTTP: git's smart protocol and the pull requests. Every route requires the
-//! repository's token; a missing repository is indistinguishable from a wrong token.
+//! The forge over HTTP: git's smart protocol, the pages of pull requests and the REST API. Git and
+//! the pages require a token of the repository; a missing repository is indistinguishable from a
+//! wrong token.
 
 use axum::{
     Json, Router,
     extract::{Path, RawQuery, Request, State},
-    http::{HeaderMap, HeaderValue, Method, StatusCode, header},
+    http::{HeaderMap, Method, StatusCode, header},
     response::{Html, IntoResponse, Response},
     routing::{MethodRouter, get, post},
 };
-use base64::{Engine, prelude::BASE64_STANDARD};
 use harvest_proto::api::PullRequest;
 
-use super::{ForgeError, LocalForge, disk, git, http_backend, page};
+use super::{
+    ForgeError, LocalForge, credentials::token_of, disk, git, http_backend, page,
+    permissions::PermissionLevel, rest,
+};
 
 pub(super) fn router(forge: LocalForge) -> Router {
     Router::new()
@@ -20,6 +23,9 @@ pub(super) fn router(forge: LocalForge) -> Router {
         .route("/local/{repository}/git-receive-pack", service("git-receive-pack"))
         .route("/local/{name}/pr", get(list_pull_requests))
         .route("/local/{name}/pr/{number}", get(get_pull_request))
+        .nest(rest::PATH, rest::router())
+        // Nesting leaves out the path with a slash at its end, which clients ask for.
+        .route(&format!("{}/", rest::PATH), rest::root())
         .with_state(forge)
 }
 
@@ -55,11 +61,11 @@ async fn serve(
     request: Request,
 ) -> Result<Response, Response> {
     let name = repository.strip_suffix(".git").unwrap_or(repository);
-    authorize(forge, name, request.headers())?;
+    let is_push = endpoint == "git-receive-pack" || query == "service=git-receive-pack";
+    let level = if is_push { PermissionLevel::Write } else { PermissionLevel::Read };
+    authorize(forge, name, request.headers(), ("contents", level))?;
     let folder = forge.existing_folder(name)?;
-    if (endpoint == "git-receive-pack" || query == "service=git-receive-pack")
-        && !disk::has_room(&folder)
-    {
+    if is_push && !disk::has_room(&folder) {
         let message =
             "the disk of the local forge is almost full; `harvest df` shows what uses it\n";
         return Err((StatusCode::INSUFFICIENT_STORAGE, message).into_response());
@@ -88,7 +94,7 @@ async fn list_pull_requests(
     Path(name): Path<String>,
     headers: HeaderMap,
 ) -> Result<Json<Vec<PullRequest>>, Response> {
-    authorize(&forge, &name, &headers)?;
+    authorize(&forge, &name, &headers, ("pull_requests", PermissionLevel::Read))?;
     Ok(Json(forge.pull_requests(&name).await?))
 }
 
@@ -97,7 +103,7 @@ async fn get_pull_request(
     Path((name, number)): Path<(String, u64)>,
     headers: HeaderMap,
 ) -> Result<Response, Response> {
-    authorize(&forge, &name, &headers)?;
+    authorize(&forge, &name, &headers, ("pull_requests", PermissionLevel::Read))?;
     let pull_request = forge.pull_request(&name, number).await?;
     let accept =
         headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
@@ -115,31 +121,45 @@ async fn get_pull_request(
     Ok((headers, Html(page::render(&name, &pull_request, &stat))).into_response())
 }
 
-/// The request lacks the repository's token.
-struct Unauthorized;
-
-fn authorize(forge: &LocalForge, name: &str, headers: &HeaderMap) -> Result<(), Unauthorized> {
-    let token = headers.get(header::AUTHORIZATION).and_then(password);
-    token.filter(|token| forge.accepts_token(name, token)).map(drop).ok_or(Unauthorized)
+/// Why a request may not use a repository.
+enum Refusal {
+    Unauthorized,
+    /// The token is valid, but lacks the permission.
+    Forbidden,
 }
 
-impl From<Unauthorized> for Response {
-    fn from(_: Unauthorized) -> Self {
+fn authorize(
+    forge: &LocalForge,
+    name: &str,
+    headers: &HeaderMap,
+    (permission, level): (&str, PermissionLevel),
+) -> Result<(), Refusal> {
+    let token = token_of(headers).ok_or(Refusal::Unauthorized)?;
+    if forge.accepts_token(name, token.expose()) {
+        return Ok(());
+    }
+    let found = forge.installation_token(token.expose()).unwrap_or_else(|error| {
+        tracing::warn!(error = &error as &dyn std::error::Error, "cannot read a token's record");
+        None
+    });
+    let (_, rights) = found.ok_or(Refusal::Unauthorized)?;
+    if !rights.has_repository(name) || forge.existing_folder(name).is_err() {
+        return Err(Refusal::Unauthorized);
+    }
+    rights.permissions.allow(permission, level).then_some(()).ok_or(Refusal::Forbidden)
+}
+
+impl From<Refusal> for Response {
+    fn from(refusal: Refusal) -> Self {
+        if matches!(refusal, Refusal::Forbidden) {
+            let message = "the token lacks the permission for this repository\n";
+            return (StatusCode::FORBIDDEN, message).into_response();
+        }
         let challenge =
             [(header::WWW_AUTHENTICATE, "Basic realm=\"harvest forge\", charset=\"UTF-8\"")];
         let message = "this repository requires its access token\n";
         (StatusCode::UNAUTHORIZED, challenge, message).into_response()
     }
-}
-
-// The token is the password of basic authentication; the user name is ignored.
-fn password(value: &HeaderValue) -> Option<String> {
-    let (scheme, encoded) = value.to_str().ok()?.split_once(' ')?;
-    if !scheme.eq_ignore_ascii_case("basic") {
-        return None;
-    }
-    let decoded = String::from_utf8(BASE64_STANDARD.decode(encoded.trim()).ok()?).ok()?;
-    decoded.split_once(':').map(|(_user, password)| password.to_owned())
 }
 
 impl From<ForgeError> for Response {

@@ -2,11 +2,13 @@
 
 use std::{
     fs, io,
+    os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
 };
 
 use harvest_proto::{Secret, SessionId};
 use ring::digest::{SHA256, digest};
+use serde::{Serialize, de::DeserializeOwned};
 
 use super::{ABANDONED_AFTER, ForgeError};
 
@@ -17,6 +19,8 @@ pub(super) fn remove_abandoned_drafts(root: &Path) {
     for folder in entries(root) {
         folders.extend([
             folder.join("pr"),
+            folder.join("comments"),
+            folder.join("statuses"),
             folder.join("repository.git/objects"),
             folder.join("repository.git/objects/pack"),
         ]);
@@ -70,6 +74,29 @@ pub(super) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), ForgeErr
     }
     written.map_err(file_error("write", path))?;
     sync_folder(folder)
+}
+
+/// Reads a record; `None` when there is no such file.
+pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, ForgeError> {
+    match fs::read(path) {
+        Ok(bytes) => serde_json::from_slice(&bytes)
+            .map(Some)
+            .map_err(|error| file_error("read", path)(error.into())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(file_error("read", path)(error)),
+    }
+}
+
+/// Writes a record durably; creates its folder if needed.
+pub(super) fn write_json(path: &Path, record: &impl Serialize) -> Result<(), ForgeError> {
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    if !folder.is_dir() {
+        let created = fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
+        created.map_err(file_error("create", folder))?;
+    }
+    let bytes = serde_json::to_vec_pretty(record)
+        .map_err(|error| file_error("write", path)(error.into()))?;
+    write_atomically(path, &bytes)
 }
 
 pub(super) fn sync_folder(folder: &Path) -> Result<(), ForgeError> {

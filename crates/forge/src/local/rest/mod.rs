@@ -1,0 +1,127 @@
+//! The part of GitHub's REST API that clients of pull requests use, below `/api/v3` as on GitHub
+//! Enterprise Server. Answers come from git and from the forge's records when they are asked for.
+//! Tests check every answer against GitHub's OpenAPI description.
+
+mod apps;
+mod client;
+mod comments;
+mod commits;
+mod contents;
+mod error;
+mod json;
+mod meta;
+mod pulls;
+mod references;
+mod repositories;
+mod statuses;
+
+use axum::{
+    Router,
+    extract::{DefaultBodyLimit, Request},
+    http::{HeaderName, HeaderValue},
+    middleware::{self, Next},
+    response::Response,
+    routing::{MethodRouter, delete, get, patch, post, put},
+};
+use error::RestError;
+use harvest_proto::SessionId;
+
+use super::LocalForge;
+
+/// The path of the API below the forge's URL.
+pub(super) const PATH: &str = "/api/v3";
+// Texts have at most 64 KiB; JSON escapes make them longer.
+const MAX_BODY_BYTES: usize = 1 << 20;
+
+pub(super) fn router() -> Router<LocalForge> {
+    Router::new()
+        .route("/", get(meta::root))
+        .route("/meta", get(meta::meta))
+        .route("/rate_limit", get(meta::rate_limit))
+        .route("/user", get(meta::user))
+        .merge(app_routes())
+        .merge(repository_routes())
+        .merge(pull_request_routes())
+        .fallback(not_found)
+        .method_not_allowed_fallback(not_found)
+        .layer(middleware::from_fn(add_headers))
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+}
+
+/// The route of the API's own path, with a slash at its end.
+pub(super) fn root() -> MethodRouter<LocalForge> {
+    get(meta::root)
+}
+
+fn app_routes() -> Router<LocalForge> {
+    Router::new()
+        .route("/app", get(apps::app))
+        .route("/app/installations", get(apps::installations))
+        .route("/app/installations/{id}", get(apps::installation))
+        .route("/app/installations/{id}/access_tokens", post(apps::create_token))
+        .route("/installation/repositories", get(apps::repositories))
+        .route("/installation/token", delete(apps::revoke_token))
+        .route("/repos/{owner}/{repo}/installation", get(apps::repository_installation))
+}
+
+fn repository_routes() -> Router<LocalForge> {
+    Router::new()
+        .route("/repos/{owner}/{repo}", get(repositories::get))
+        .route("/repos/{owner}/{repo}/branches", get(references::branches))
+        .route("/repos/{owner}/{repo}/branches/{*branch}", get(references::branch))
+        .route("/repos/{owner}/{repo}/commits", get(commits::list_all))
+        // A reference may have slashes, so the rest of the path is taken apart by hand.
+        .route("/repos/{owner}/{repo}/commits/{*rest}", get(commits::below))
+        .route("/repos/{owner}/{repo}/compare/{*basehead}", get(commits::compare))
+        .route("/repos/{owner}/{repo}/contents", get(contents::root))
+        .route("/repos/{owner}/{repo}/contents/", get(contents::root))
+        .route("/repos/{owner}/{repo}/contents/{*path}", get(contents::get))
+        .route("/repos/{owner}/{repo}/git/ref/{*name}", get(references::get))
+        .route("/repos/{owner}/{repo}/git/matching-refs/{*name}", get(references::matching))
+        .route("/repos/{owner}/{repo}/git/refs", post(references::create))
+        .route(
+            "/repos/{owner}/{repo}/git/refs/{*name}",
+            patch(references::update).delete(references::delete),
+        )
+        .route("/repos/{owner}/{repo}/statuses/{sha}", post(statuses::create))
+        .route("/repos/{owner}/{repo}/actions/runs", get(statuses::workflow_runs))
+}
+
+fn pull_request_routes() -> Router<LocalForge> {
+    Router::new()
+        .route("/repos/{owner}/{repo}/pulls", get(pulls::list).post(pulls::create))
+        .route("/repos/{owner}/{repo}/pulls/{number}", get(pulls::get).patch(pulls::update))
+        .route("/repos/{owner}/{repo}/pulls/{number}/files", get(pulls::files))
+        .route("/repos/{owner}/{repo}/pulls/{number}/commits", get(pulls::commits))
+        .route(
+            "/repos/{owner}/{repo}/pulls/{number}/merge",
+            put(pulls::merge).get(pulls::is_merged),
+        )
+        .route(
+            "/repos/{owner}/{repo}/issues/{number}/comments",
+            get(comments::list).post(comments::create),
+        )
+        .route(
+            "/repos/{owner}/{repo}/issues/comments/{id}",
+            get(comments::get).patch(comments::update).delete(comments::delete),
+        )
+}
+
+async fn not_found() -> RestError {
+    RestError::not_found()
+}
+
+async fn add_headers(request: Request, next: Next) -> Response {
+    let mut response = next.run(request).await;
+    let headers = response.headers_mut();
+    let set = |headers: &mut axum::http::HeaderMap, name, value: &str| {
+        if let Ok(value) = HeaderValue::from_str(value) {
+            headers.insert(HeaderName::from_static(name), value);
+        }
+    };
+    set(headers, "x-github-request-id", SessionId::random().part());
+    set(headers, "x-github-media-type", "github.v3; format=json");
+    set(headers, "x-github-enterprise-version", meta::VERSION);
+    set(headers, "x-content-type-options", "nosniff");
+    response
+}
