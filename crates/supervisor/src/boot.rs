@@ -1,6 +1,7 @@
 //! Prepares the sandbox for its session: checkouts, hooks, agent. Each phase is reported as an
 //! event; the first failure ends the boot. A boot runs once.
 
+mod beside;
 mod failure;
 
 use std::{
@@ -53,6 +54,8 @@ pub(crate) struct BootRunner {
     accepted: RefCell<Option<(SessionId, u64)>>,
     phase: Cell<Option<BootPhase>>,
     failed: Cell<bool>,
+    /// Why the last phase failed.
+    last_error: RefCell<String>,
 }
 
 impl BootRunner {
@@ -64,6 +67,7 @@ impl BootRunner {
             accepted: RefCell::default(),
             phase: Cell::default(),
             failed: Cell::default(),
+            last_error: RefCell::default(),
         })
     }
 
@@ -133,6 +137,11 @@ impl BootRunner {
         let timeout = boot.hook_millis.map_or(DEFAULT_HOOK_TIMEOUT, Duration::from_millis);
         let started: Vec<&Checkout> = boot.repositories.iter().filter(|_| !building).collect();
         self.run_phase(BootPhase::Starting, starting(&self.sandbox, &user)).await?;
+        if let Some(agent) = &boot.agent
+            && self.can_sync_beside(boot, &user).await
+        {
+            return self.run_beside(boot, &user, agent, timeout).await;
+        }
         self.run_phase(BootPhase::Sync, self.sync(boot, &user, &mut fresh)).await?;
         if !building {
             self.prepare_agents(boot, &user).await;
@@ -296,7 +305,11 @@ impl BootRunner {
         self.phase.set(Some(phase));
         self.failed.set(status == PhaseStatus::Failed);
         let (failure, tail) = match error {
-            Some(PhaseError { failure, tail }) => (Some(failure), tail),
+            Some(PhaseError { failure, tail }) => {
+                let lines = [failure.message.as_str(), tail.as_deref().unwrap_or_default()];
+                self.last_error.replace(lines.join("\n").trim_end().to_owned());
+                (Some(failure), tail)
+            }
             None => (None, None),
         };
         self.outbox.push(None, EventBody::BootPhase { phase, status, millis, tail, failure });

@@ -35,6 +35,7 @@ mod run;
 mod sandbox;
 mod settings;
 mod streams;
+mod sync;
 mod truncate;
 mod turn;
 mod users;

@@ -20,6 +20,7 @@ use crate::{
     reaper,
     sandbox::Sandbox,
     settings,
+    sync::SyncProgress,
 };
 
 // Threads for file access.
@@ -97,6 +98,7 @@ fn sandbox(launch: Launch, processes: Rc<Processes>, mut inherited: InheritedFds
         app: inherited.take(Descriptor::App),
         detached: Rc::default(),
         model_activity: Rc::default(),
+        sync: SyncProgress::default(),
     }
 }
 

@@ -14,6 +14,7 @@ use crate::{
     door::ModelActivity,
     meminfo::Meminfo,
     processes::{ProcessExit, ProcessSpec, Processes},
+    sync::SyncProgress,
     users::{self, User},
 };
 
@@ -38,6 +39,8 @@ pub(crate) struct Sandbox {
     pub(crate) shell_env: RefCell<BTreeMap<String, String>>,
     pub(crate) detached: Rc<Detached>,
     pub(crate) model_activity: Rc<ModelActivity>,
+    /// The sync that runs beside the agent.
+    pub(crate) sync: SyncProgress,
 }
 
 impl Sandbox {

@@ -8,7 +8,7 @@ use harvest_proto::{
     BUDGET_REACHED, EventBody, SandboxId, SessionId, TurnReason,
     api::AgentInfo,
     bridge::{BridgeRole, OutboxEvent, ToSupervisor},
-    event::{BootFailure, BootPhase, PhaseStatus, TurnOutcome},
+    event::{BootFailure, BootPhase, PhaseStatus, SyncedCheckout, TurnOutcome},
 };
 use harvest_store::{StoreError, Write};
 use tokio::{sync::mpsc, time::Instant};
@@ -122,6 +122,11 @@ impl Driver {
             let input = input_of(epoch, event);
             writes.push(history_write(&mut history, epoch, event.clone()));
             writes.extend(agent_info(&event.body).map(|info| Write::AgentInfo(Box::new(info))));
+            let bases = synced_bases(&event.body);
+            if !bases.is_empty() {
+                self.synced_in = Some(epoch);
+                writes.extend(bases);
+            }
             if let Some(input) = input {
                 let Decision { state, mut actions } = decision;
                 decision = self.decide_with(|context| decide(state, input, context));
@@ -129,6 +134,7 @@ impl Driver {
                 decision.actions = actions;
             }
         }
+        self.cache_base(&writes);
         match self.commit_events(&decision, writes).await? {
             EventCommit::Stored => {}
             EventCommit::Gap => {
@@ -390,6 +396,16 @@ fn history_write(history: &mut HistoryBudget, epoch: u64, event: OutboxEvent) ->
         }
         None => Write::OutboxSkip { epoch, number },
     }
+}
+
+/// Where the session's changes begin after a sync beside the agent.
+fn synced_bases(body: &EventBody) -> Vec<Write> {
+    let EventBody::Synced { checkouts, .. } = body else { return Vec::new() };
+    let base = |checkout: &SyncedCheckout| {
+        let (repository, commit) = (checkout.repository.clone(), checkout.base.clone()?);
+        Some(Write::BaseCommit { repository, commit })
+    };
+    checkouts.iter().filter_map(base).collect()
 }
 
 /// What the agent says of itself, to be kept with the session.

@@ -126,6 +126,8 @@ pub(crate) struct Driver {
     freezer: Option<freezer::Freezer>,
     /// The number of detached commands in the sandbox, as last reported by its supervisor.
     detached: u32,
+    /// The epoch in which a sync beside the agent has said where the session's changes begin.
+    synced_in: Option<u64>,
 }
 
 /// The driver must exit: another server took over, or the session is deleted.
@@ -177,6 +179,7 @@ impl Driver {
             reviewing: None,
             freezer: None,
             detached: 0,
+            synced_in: None,
         });
         let author = &driver.record.session.author.email;
         let user = driver.state.user.clone().unwrap_or_else(|| author.clone());
@@ -338,7 +341,13 @@ impl Driver {
 
     async fn on_report(&mut self, report: TaskReport) -> ControlFlow {
         match report {
-            TaskReport::Input(input, writes) => {
+            TaskReport::Input(input, mut writes) => {
+                if let Input::Prepared { epoch } = input
+                    && self.synced_in == Some(epoch)
+                {
+                    // The look at the checkouts may be older than the end of the sync.
+                    writes.retain(|write| !matches!(write, Write::BaseCommit { .. }));
+                }
                 self.cache_base(&writes);
                 let answered = input == Input::SlotReleaseRequested;
                 let decision = self.decide(input);

@@ -19,6 +19,7 @@ mod rpc;
 pub(crate) mod scripted;
 mod stdin;
 mod tool_calls;
+mod tool_gate;
 mod unknown_lines;
 
 use std::collections::BTreeMap;
@@ -31,6 +32,7 @@ use harvest_proto::{
 pub(crate) use self::acp::opencode_config;
 pub(crate) use self::images::Image;
 pub(crate) use self::process::{AgentContext, AgentOutput, AgentProcess, AgentStartError};
+pub(crate) use self::tool_gate::ToolRequest;
 
 pub(crate) trait Agent {
     /// The command line. With `resume` the conversation should exist on disk; if it does not, the
@@ -63,6 +65,23 @@ pub(crate) trait Agent {
         Vec::new()
     }
 
+    /// Whether this process asks before it runs a tool ([`Signal::AsksForTool`]), so that a prompt
+    /// can begin during a sync.
+    fn asks_for_tools(&self) -> bool {
+        false
+    }
+
+    /// Answers a [`Signal::AsksForTool`].
+    fn answer_tool(&mut self, _request: &str, _refusal: Option<&str>) -> Vec<Signal> {
+        Vec::new()
+    }
+
+    /// The line that tells the model something in the middle of a prompt, for agents whose refusals
+    /// cannot say why.
+    fn tell(&mut self, _note: &str) -> Option<String> {
+        None
+    }
+
     /// Closes the unanswered questions: the agent is told that no answer comes.
     fn close_questions(&mut self) -> Vec<Signal>;
 }
@@ -84,6 +103,8 @@ pub(crate) struct AgentStart<'a> {
     /// The working directory.
     pub(crate) cwd: &'a str,
     pub(crate) resume: bool,
+    /// Whether the checkouts are being synced.
+    pub(crate) syncing: bool,
     /// The last [`Signal::Conversation`] on this disk, if it is to be resumed.
     pub(crate) conversation: Option<String>,
     /// The environment of the agent.
@@ -114,6 +135,12 @@ pub(crate) enum Signal {
     Send(String),
     /// The user has to answer this request.
     Question {
+        request: String,
+    },
+    /// The agent asks whether it may run a tool.
+    AsksForTool(ToolRequest),
+    /// The agent has withdrawn that question.
+    ToolWithdrawn {
         request: String,
     },
     /// The prompt has ended, possibly with an error.

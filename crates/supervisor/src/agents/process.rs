@@ -12,8 +12,10 @@ use std::{
 use harvest_proto::{
     AgentName, EventBody,
     bridge::{AgentLaunch, Exit, Fault, FaultCode, TurnRequest},
+    event::ToolKind,
     redact,
 };
+use serde_json::Value;
 use tokio::{
     net::unix::pipe,
     time::{Instant, timeout},
@@ -25,6 +27,7 @@ use super::{
     lines::{AgentLine, LineReader},
     owned,
     stdin::Stdin,
+    tool_gate::{ToolDecision, ToolGate},
 };
 use crate::{
     capture::describe,
@@ -42,6 +45,9 @@ const START_TIMEOUT: Duration = Duration::from_secs(120);
 
 // Between the end of the agent's output and its exit.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The fields of tools' inputs that name a file.
+const PATH_FIELDS: [&str; 4] = ["file_path", "filePath", "path", "notebook_path"];
 
 /// What an agent is started with.
 #[derive(Clone)]
@@ -123,6 +129,10 @@ pub(crate) struct AgentProcess {
     pub(crate) last_activity: Instant,
     /// Whether the agent remembers nothing.
     pub(crate) is_new: bool,
+    tools: ToolGate,
+    /// Whether a sync runs whose end has not been handled.
+    during_sync: bool,
+    in_prompt: bool,
 }
 
 impl AgentProcess {
@@ -222,6 +232,9 @@ impl AgentProcess {
             exit: None,
             last_activity: Instant::now(),
             is_new: true,
+            tools: ToolGate::default(),
+            during_sync: false,
+            in_prompt: false,
         })
     }
 
@@ -236,8 +249,22 @@ impl AgentProcess {
     pub(crate) async fn prompt(&mut self, request: &TurnRequest) {
         let images = self.load_images(request).await;
         self.last_activity = Instant::now();
-        let line = self.agent.prompt(request, &images);
+        // An agent that was restarted meanwhile knows what it read before.
+        let missed = self.context.sandbox.sync.take_note();
+        let line = match self.tools.begin_prompt().or(missed) {
+            None => self.agent.prompt(request, &images),
+            Some(note) => {
+                let text = format!("{note}\n\n{}", request.text);
+                self.agent.prompt(&TurnRequest { text, ..request.clone() }, &images)
+            }
+        };
+        self.in_prompt = true;
         self.stdin.send(line);
+    }
+
+    /// Whether a prompt can begin while the checkouts are synced.
+    pub(crate) fn asks_for_tools(&self) -> bool {
+        self.agent.asks_for_tools()
     }
 
     async fn load_images(&self, request: &TurnRequest) -> Vec<Image> {
@@ -252,6 +279,7 @@ impl AgentProcess {
 
     /// Asks the agent to cancel the prompt.
     pub(crate) fn interrupt(&mut self) {
+        self.tools.cancel_prompt();
         if let Some(line) = self.agent.cancel() {
             self.stdin.send(line);
         }
@@ -268,6 +296,77 @@ impl AgentProcess {
     pub(crate) fn close_questions(&mut self) -> Vec<Signal> {
         let signals = self.agent.close_questions();
         self.send_replies(signals)
+    }
+
+    /// Answers the questions about tools, and remembers what the agent knows during a sync.
+    fn gate_tools(&mut self, signals: Vec<Signal>) -> Vec<Signal> {
+        let mut rest = Vec::new();
+        for signal in signals {
+            match signal {
+                Signal::AsksForTool(tool) => {
+                    let (request, syncing) = (tool.request.clone(), self.during_sync);
+                    let decision = self.tools.ask(tool, syncing);
+                    rest.extend(self.answer_tool(&request, &decision));
+                }
+                Signal::ToolWithdrawn { request } => self.tools.withdraw(&request),
+                other => {
+                    self.observe(&other);
+                    rest.push(other);
+                }
+            }
+        }
+        rest
+    }
+
+    fn answer_tool(&mut self, request: &str, decision: &ToolDecision) -> Vec<Signal> {
+        match decision {
+            ToolDecision::Wait => Vec::new(),
+            ToolDecision::Run => self.agent.answer_tool(request, None),
+            ToolDecision::Refuse(why) => self.agent.answer_tool(request, Some(why)),
+        }
+    }
+
+    fn observe(&mut self, signal: &Signal) {
+        match signal {
+            Signal::Done(_) | Signal::Repeated => self.in_prompt = false,
+            Signal::Event(EventBody::ToolStarted { call, kind, input, .. }) if self.during_sync => {
+                self.tools.call_started(call);
+                self.remember(*kind, input);
+            }
+            Signal::Event(EventBody::ToolEnded { call, .. }) => self.tools.call_ended(call),
+            _ => {}
+        }
+    }
+
+    /// Remembers the file that a tool reads or changes.
+    fn remember(&self, kind: ToolKind, input: &Value) {
+        let sync = &self.context.sandbox.sync;
+        let path = PATH_FIELDS.iter().find_map(|field| input[field].as_str());
+        match (kind, path) {
+            (ToolKind::Read | ToolKind::Edit, Some(path)) => {
+                sync.remember_file(&Path::new(&self.context.cwd).join(path));
+            }
+            (ToolKind::Read | ToolKind::Search, _) => sync.remember_search(),
+            _ => {}
+        }
+    }
+
+    /// Answers what waited for the end of the sync.
+    fn release_tools(&mut self) -> Vec<Signal> {
+        let sync = &self.context.sandbox.sync;
+        if sync.failure().is_some() {
+            // The turn is about to be cancelled.
+            return Vec::new();
+        }
+        let note = sync.take_note();
+        let told = note.as_deref().filter(|_| self.in_prompt);
+        let line = told.and_then(|note| self.agent.tell(note));
+        let mut signals = Vec::new();
+        for (tool, decision) in self.tools.release(note, line.is_some()) {
+            signals.extend(self.answer_tool(&tool.request, &decision));
+        }
+        signals.splice(0..0, line.map(Signal::Send));
+        signals
     }
 
     fn send_replies(&self, signals: Vec<Signal>) -> Vec<Signal> {
@@ -301,6 +400,7 @@ impl AgentProcess {
     /// (backpressure).
     pub(crate) async fn next(&mut self) -> AgentOutput {
         loop {
+            self.during_sync |= self.context.sandbox.sync.is_running();
             if let Some(line) = self.lines.pop() {
                 let signals = match line {
                     AgentLine::Complete(line) => self.agent.parse_line(&line),
@@ -314,6 +414,7 @@ impl AgentProcess {
                 if !signals.contains(&Signal::EarlierTurn) {
                     self.last_activity = Instant::now();
                 }
+                let signals = self.gate_tools(signals);
                 let signals = self.send_replies(signals);
                 if signals.is_empty() {
                     continue;
@@ -327,6 +428,12 @@ impl AgentProcess {
             let replies = self.stdin.replies();
             tokio::select! {
                 biased;
+                () = self.context.sandbox.sync.over(), if self.during_sync => {
+                    self.during_sync = false;
+                    self.last_activity = Instant::now();
+                    let signals = self.release_tools();
+                    self.send_replies(signals);
+                }
                 // A pipe that never runs empty would starve the other tasks.
                 open = self.lines.fill_after(&replies) => if open {
                     tokio::task::yield_now().await;
@@ -380,6 +487,7 @@ fn prepare(context: &AgentContext, user: &User, resume: bool) -> (Box<dyn Agent>
         launch,
         cwd,
         resume,
+        syncing: sandbox.sync.is_running(),
         conversation: resume.then(saved).flatten(),
         env: &sandbox.env(user),
     });

@@ -1,6 +1,7 @@
 //! Clones and updates checkouts, always as the agent's user and never interactively.
 
 mod author;
+mod beside;
 pub(crate) mod program;
 pub(crate) mod public;
 mod queries;

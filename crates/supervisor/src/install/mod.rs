@@ -66,6 +66,12 @@ pub(crate) fn commands(
     detect::commands(&projects, building)
 }
 
+/// Patterns of git for the files that decide what is installed.
+pub(crate) fn path_patterns() -> Vec<String> {
+    let patterns = |name: &&str| [(*name).to_owned(), format!(":(glob)*/{name}")];
+    detect::NAMES.iter().flat_map(patterns).collect()
+}
+
 /// The folders of a checkout that may contain projects.
 fn folders(root: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(root) else { return Vec::new() };

@@ -198,6 +198,12 @@ impl Driver {
             self.context.outbox.push(Some(&turn.request.turn), EventBody::Warning { message });
         }
         self.set_author(&turn).await;
+        if !agent.asks_for_tools()
+            && let Some(early) = self.wait_for_sync(&mut agent, &turn.request.turn).await
+        {
+            self.turns.forgot.set(forgot);
+            return self.end_early(agent, turn, early).await;
+        }
         agent.prompt(&turn.request).await;
         let end = self.wait_for_end(&mut agent, &turn.request.turn).await;
         if matches!(end, TurnEnd::Stopped | TurnEnd::ShutDown(_)) {
@@ -205,6 +211,53 @@ impl Driver {
         }
         let closed = agent.close_questions();
         self.publish(Some(&turn.request.turn), closed);
+        self.finish(agent, turn, end).await
+    }
+
+    // Waits for the checkouts before a prompt whose agent would not ask for its tools. Returns how
+    // the turn ended if it ends before.
+    async fn wait_for_sync(&mut self, agent: &mut AgentProcess, turn: &TurnId) -> Option<TurnEnd> {
+        let sandbox = Rc::clone(&self.context.sandbox);
+        while sandbox.sync.is_running() {
+            tokio::select! {
+                biased;
+                input = self.inputs.recv() => match input {
+                    Some(DriverInput::Stop) => return Some(TurnEnd::Stopped),
+                    Some(DriverInput::ShutDown(done)) => return Some(TurnEnd::ShutDown(done)),
+                    Some(DriverInput::Prompt(_) | DriverInput::Answer { .. }) | None => {}
+                },
+                () = sandbox.sync.over() => {}
+                output = agent.next() => match output {
+                    AgentOutput::Exited(exit) => return Some(TurnEnd::Crashed(exit)),
+                    AgentOutput::Signals(signals) => {
+                        self.publish(Some(turn), signals);
+                    }
+                },
+            }
+        }
+        sandbox.sync.failure().map(|reason| TurnEnd::Done(Err((TurnReason::SyncFailed, reason))))
+    }
+
+    // Ends a turn whose prompt the agent has not got.
+    async fn end_early(
+        &mut self,
+        agent: AgentProcess,
+        turn: ActiveTurn,
+        end: TurnEnd,
+    ) -> Option<AgentProcess> {
+        if let TurnEnd::Stopped = end {
+            self.end(&turn, TurnOutcome::Stopped, None, None);
+            return Some(agent);
+        }
+        self.finish(agent, turn, end).await
+    }
+
+    async fn finish(
+        &mut self,
+        agent: AgentProcess,
+        turn: ActiveTurn,
+        end: TurnEnd,
+    ) -> Option<AgentProcess> {
         match end {
             TurnEnd::Done(result) => {
                 self.crashes = 0;
@@ -242,7 +295,18 @@ impl Driver {
 
     async fn wait_for_end(&mut self, agent: &mut AgentProcess, turn: &TurnId) -> TurnEnd {
         let mut progress = Progress::default();
+        let sandbox = Rc::clone(&self.context.sandbox);
         loop {
+            let failure = sandbox.sync.failure().map(|reason| (TurnReason::SyncFailed, reason));
+            match progress.finished.take() {
+                Some(result) if !sandbox.sync.is_running() => {
+                    return TurnEnd::Done(failure.map_or(result, Err));
+                }
+                finished => progress.finished = finished,
+            }
+            if let Some((why, reason)) = failure.filter(|_| progress.failing.is_none()) {
+                progress.failing = Some(Failing::begin(agent, why, reason));
+            }
             let wake_at = match &progress.failing {
                 Some(failing) => Some(failing.deadline),
                 None => self.silent_at(agent),
@@ -259,6 +323,7 @@ impl Driver {
                     Some(DriverInput::ShutDown(done)) => return TurnEnd::ShutDown(done),
                     Some(DriverInput::Prompt(_)) | None => {}
                 },
+                () = sandbox.sync.over(), if sandbox.sync.is_running() => {}
                 () = timed_out, if wake_at.is_some() => match progress.failing {
                     Some(failing) => {
                         return TurnEnd::Unresponsive((failing.why, failing.error));
@@ -276,8 +341,9 @@ impl Driver {
                     AgentOutput::Signals(all) => {
                         progress.spoke |= all.iter().any(Signal::is_output);
                         let rest = self.publish(Some(turn), all);
+                        // A snapshot of the turn must not hold half of a sync.
                         if let Some(result) = progress.result_in(rest, agent) {
-                            return TurnEnd::Done(result);
+                            progress.finished = Some(result);
                         }
                     }
                 },
@@ -285,11 +351,13 @@ impl Driver {
         }
     }
 
-    // When the turn counts as silent. An open question waits for the user, and an agent whose
-    // output is not read cannot write.
+    // When the turn counts as silent. An open question waits for the user, tools wait for the sync,
+    // and an agent whose output is not read cannot write.
     fn silent_at(&self, agent: &mut AgentProcess) -> Option<Instant> {
         let AgentContext { sandbox, outbox, launch, .. } = &self.context;
-        let waits = !self.turns.requests.borrow().is_empty() || !outbox.has_space();
+        let waits = !self.turns.requests.borrow().is_empty()
+            || !outbox.has_space()
+            || sandbox.sync.is_running();
         if waits {
             agent.last_activity = Instant::now();
         }

@@ -48,6 +48,8 @@ pub(crate) struct Turns {
     agent: RefCell<Option<AgentName>>,
     /// Notified when a turn begins or continues after an answer.
     pub(crate) resumed: Notify,
+    /// Why the checkouts cannot be worked on.
+    sync_failure: RefCell<Option<String>>,
     /// Why the agent is not restarted any more.
     gave_up: RefCell<Option<String>>,
 }
@@ -84,6 +86,9 @@ impl Turns {
         if self.driver.borrow().is_none() {
             let gave_up = self.gave_up.borrow().clone();
             let reason = gave_up.unwrap_or_else(|| "no agent is running".to_owned());
+            return Err(Fault::new(FaultCode::NotReady, reason));
+        }
+        if let Some(reason) = self.sync_failure.borrow().clone() {
             return Err(Fault::new(FaultCode::NotReady, reason));
         }
         if self.busy() {
@@ -135,6 +140,11 @@ impl Turns {
     /// The last prompts seen in this sandbox, oldest first.
     pub(crate) fn seen(&self) -> Vec<(PromptId, PromptProgress)> {
         self.seen.borrow().iter().cloned().collect()
+    }
+
+    /// Refuses all further prompts.
+    pub(crate) fn sync_failed(&self, reason: String) {
+        self.sync_failure.replace(Some(reason));
     }
 
     fn give_up(&self, reason: String) {

@@ -31,6 +31,8 @@ pub(super) struct Progress {
     pub(super) failing: Option<Failing>,
     /// Whether the agent has said or done anything.
     pub(super) spoke: bool,
+    /// The result of a turn that ends with the sync.
+    pub(super) finished: Option<Result<(), TurnError>>,
 }
 
 impl Progress {
@@ -80,7 +82,7 @@ mod tests {
         assert_eq!(Progress::default().repeated(), Ok(()));
         let (why, deadline) = (TurnReason::KeyRejected, Instant::now());
         let failing = Failing { why, error: "401".into(), deadline };
-        let mut progress = Progress { failing: Some(failing), spoke: true };
+        let mut progress = Progress { failing: Some(failing), spoke: true, finished: None };
         assert_eq!(progress.repeated(), Err((TurnReason::KeyRejected, "401".into())));
     }
 }

@@ -24,6 +24,7 @@ done_with() {
 while read -r line; do
     case "$line" in
         *'"subtype":"initialize"'*)
+            case "$line" in *PreToolUse*) asks=yes ;; esac
             echo '{"type":"control_response","response":{"subtype":"success","request_id":"initialize","response":{}}}'
             ;;
         *'"subtype":"interrupt"'*)
@@ -43,6 +44,18 @@ while read -r line; do
         *tool*)
             state running
             echo '{"type":"assistant","message":{"content":[{"type":"tool_use","id":"t7","name":"Bash","input":{"command":"echo made"}}]}}'
+            if [ "$asks" ]; then
+                echo '{"type":"control_request","request_id":"h1","request":{"subtype":"hook_callback","callback_id":"tool","input":{"tool_name":"Bash","tool_use_id":"t7"},"tool_use_id":"t7"}}'
+                read -r answer
+                case "$answer" in
+                    *'"subtype":"interrupt"'*)
+                        echo '{"type":"control_cancel_request","request_id":"h1"}'
+                        echo '{"type":"result","subtype":"error_during_execution","is_error":true}'
+                        state idle
+                        continue
+                        ;;
+                esac
+            fi
             echo '{"type":"user","message":{"content":[{"type":"tool_result","tool_use_id":"t7","content":"made"}]}}'
             done_with ok
             ;;
@@ -80,9 +93,9 @@ while read -r line; do
             echo '{"type":"result","subtype":"success","is_error":false,"result":""}'
             state idle
             ;;
-        *deaf*)
+        *unresponsive*)
             state running
-            say "deaf"
+            say "unresponsive"
             while :; do sleep 1; done
             ;;
         *endless*)

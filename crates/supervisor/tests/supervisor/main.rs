@@ -2,6 +2,7 @@
 //! and a script instead of the agent.
 #![expect(clippy::unwrap_used, reason = "tests panic on failure")]
 
+mod beside;
 mod boots;
 mod cgroups;
 mod checkouts;

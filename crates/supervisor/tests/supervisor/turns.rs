@@ -77,8 +77,8 @@ fn unresponsive_agent_is_killed_on_stop() {
     let sandbox = Sandbox::start();
     let mut owner = sandbox.owner(1, 0);
     sandbox.booted(&mut owner);
-    let (_, turn) = owner.prompt("be deaf");
-    owner.text("deaf");
+    let (_, turn) = owner.prompt("be unresponsive");
+    owner.text("unresponsive");
     owner.request(|id| ToSupervisor::Stop { id, turn }).unwrap();
     assert_eq!(owner.turn_ended(), TurnOutcome::Stopped);
     // No turn was completed, so there is nothing to resume: a new conversation is created.

@@ -54,6 +54,7 @@ mod session_output;
 mod show_agent;
 mod shutdown;
 mod slow_readers;
+mod slow_remote;
 mod standalone_sandboxes;
 mod stop;
 mod storm;

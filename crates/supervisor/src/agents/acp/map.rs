@@ -6,17 +6,23 @@ use harvest_proto::{Effort, EventBody, event::ToolKind};
 use serde_json::{Value, json};
 
 use super::{Acp, Purpose};
-use crate::agents::{
-    Signal, TOO_LONG, conversation, plan,
-    rpc::{self, Message, RpcError, text},
-    tool_calls::with_exit_code,
+use crate::{
+    agents::{
+        Signal, TOO_LONG, ToolRequest, conversation, plan,
+        rpc::{self, Message, RpcError, text},
+        tool_calls::with_exit_code,
+    },
+    truncate,
 };
+
+// As many as the tool calls that may be open; a hostile agent must not grow the supervisor.
+const MAX_ASKED: usize = 64;
 
 impl Acp {
     pub(super) fn interpret(&mut self, line: &[u8]) -> Vec<Signal> {
         match Message::parse(line) {
             Some(Message::Request { id, method, params }) => {
-                vec![Signal::Send(self.answer_to(&id, &method, &params))]
+                vec![self.answer_to(id, &method, &params)]
             }
             Some(Message::Response { id, result }) => match self.requests.close(id) {
                 Some(purpose) => self.responded(purpose, result),
@@ -45,17 +51,29 @@ impl Acp {
     }
 
     // Everything is allowed inside the sandbox. Files and terminals are not offered.
-    fn answer_to(&self, id: &Value, method: &str, params: &Value) -> String {
+    fn answer_to(&mut self, id: Value, method: &str, params: &Value) -> Signal {
         if method != "session/request_permission" {
-            return rpc::method_not_found(id, method);
+            return Signal::Send(rpc::method_not_found(&id, method));
         }
-        let options = params["options"].as_array().map_or(&[][..], Vec::as_slice);
-        let of_kind = |kind| options.iter().find(|option| text(option, "kind") == kind);
-        let outcome = match of_kind("allow_always").or_else(|| of_kind("allow_once")) {
-            Some(option) => json!({"outcome": "selected", "optionId": option["optionId"]}),
-            None => json!({"outcome": "cancelled"}),
+        let options = &params["options"];
+        if !self.asks_for_tools || self.asked.len() >= MAX_ASKED {
+            return Signal::Send(rpc::reply(&id, &outcome_of(options, !self.asks_for_tools)));
+        }
+        let request = truncate::text(&id.to_string(), truncate::MAX_NAME_BYTES);
+        let call = &params["toolCall"];
+        let tool = ToolRequest {
+            request: request.clone(),
+            call: text(call, "toolCallId").to_owned(),
+            kind: kind_of(text(call, "kind")),
         };
-        rpc::reply(id, &json!({"outcome": outcome}))
+        self.asked.insert(request, (id, truncate::value(options.clone())));
+        Signal::AsksForTool(tool)
+    }
+
+    /// Answers a permission request.
+    pub(super) fn permit(&mut self, request: &str, allowed: bool) -> Vec<Signal> {
+        let Some((id, options)) = self.asked.remove(request) else { return Vec::new() };
+        vec![Signal::Send(rpc::reply(&id, &outcome_of(&options, allowed)))]
     }
 
     fn responded(&mut self, purpose: Purpose, result: Result<Value, RpcError>) -> Vec<Signal> {
@@ -79,7 +97,7 @@ impl Acp {
             (Purpose::Initialize | Purpose::New, Err(error)) => {
                 vec![Signal::Unrecoverable(error.message)]
             }
-            (Purpose::SetEffort, Ok(_)) => Vec::new(),
+            (Purpose::Note, _) | (Purpose::SetEffort, Ok(_)) => Vec::new(),
             (Purpose::SetEffort, Err(error)) => vec![ignored("effort", &error.message)],
             (Purpose::SetModel, result) => {
                 let mut signals = std::mem::take(&mut self.unreported);
@@ -181,6 +199,19 @@ impl Acp {
         let ok = ok && code.unwrap_or(0) == 0;
         self.tools.end(call, ok, with_exit_code(output, code))
     }
+}
+
+/// The answer to a permission request with these options.
+fn outcome_of(options: &Value, allowed: bool) -> Value {
+    let kinds =
+        if allowed { ["allow_always", "allow_once"] } else { ["reject_once", "reject_always"] };
+    let options = options.as_array().map_or(&[][..], Vec::as_slice);
+    let of_kind = |kind: &&str| options.iter().find(|option| text(option, "kind") == *kind);
+    let outcome = match kinds.iter().find_map(of_kind) {
+        Some(option) => json!({"outcome": "selected", "optionId": option["optionId"]}),
+        None => json!({"outcome": "cancelled"}),
+    };
+    json!({"outcome": outcome})
 }
 
 fn chunk(update: &Value, body: impl Fn(String) -> EventBody) -> Vec<Signal> {

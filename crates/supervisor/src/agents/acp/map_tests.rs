@@ -301,6 +301,38 @@ fn every_request_is_answered() {
 }
 
 #[test]
+fn permission_is_asked_for_during_a_sync() {
+    let option = |id: &str, kind: &str| json!({"optionId": id, "kind": kind});
+    let options = [option("once", "allow_once"), option("reject", "reject_once")];
+    let call = json!({"toolCallId": "toolu_4c", "kind": "edit", "title": "calc.py"});
+    let params = json!({"sessionId": SESSION, "toolCall": call, "options": options});
+    let asked = json!({"jsonrpc": "2.0", "id": 0, "method": "session/request_permission", "params": params});
+    for (refusal, expected) in [(None, "once"), (Some("it changed"), "reject")] {
+        let mut acp = prompted();
+        acp.asks_for_tools = true;
+        let tool =
+            ToolRequest { request: "0".into(), call: "toolu_4c".into(), kind: ToolKind::Edit };
+        assert_eq!(lines(&mut acp, &[asked.to_string()]), [Signal::AsksForTool(tool)]);
+        let answer = sent(&acp.answer_tool("0", refusal)).remove(0);
+        assert_eq!(answer["id"], 0);
+        assert_eq!(answer["result"]["outcome"]["optionId"], expected);
+        assert_eq!(acp.answer_tool("0", refusal), [], "it is answered once");
+    }
+}
+
+#[test]
+fn reply_to_a_note_ends_no_turn() {
+    let mut acp = prompted();
+    assert_eq!(acp.tell("it changed"), None, "its tools do not wait");
+    acp.asks_for_tools = true;
+    let note: Value = serde_json::from_str(&acp.tell("it changed").unwrap()).unwrap();
+    assert_eq!(note["params"]["prompt"][0]["text"], "it changed");
+    let reply = json!({"jsonrpc": "2.0", "id": note["id"], "result": {"stopReason": "end_turn"}});
+    assert_eq!(lines(&mut acp, &[reply.to_string()]), []);
+    assert_eq!(lines(&mut acp, &[replied("end_turn")]), [Signal::Done(Ok(()))]);
+}
+
+#[test]
 fn other_conversations_and_known_noise_are_dropped() {
     let mut foreign = chunk_of("x").replace(SESSION, "ses_child");
     foreign.push(' ');

@@ -48,6 +48,9 @@ pub(crate) struct Acp {
     /// The effort to set by an option; OpenCode has it in its configuration.
     effort: Option<Effort>,
     takes_images: bool,
+    asks_for_tools: bool,
+    /// The permission requests that wait for an answer: their id and options.
+    asked: BTreeMap<String, (Value, Value)>,
     /// Whether the agent replays a conversation; none of it is new.
     replaying: bool,
     tools: ToolCalls,
@@ -77,6 +80,8 @@ enum Purpose {
     SetModel,
     SetEffort,
     Prompt,
+    /// A message in the middle of a prompt, whose reply says nothing.
+    Note,
 }
 
 impl Agent for Acp {
@@ -91,6 +96,7 @@ impl Agent for Acp {
                 Invocation { argv: command.clone(), env: env.collect(), warning: None }
             }
             None => {
+                self.asks_for_tools = start.syncing;
                 self.model = Some(opencode::model(start.launch));
                 opencode::invocation(start)
             }
@@ -116,6 +122,7 @@ impl Agent for Acp {
         self.ends_missing = false;
         self.reply = None;
         self.tools.clear();
+        self.asked.clear();
         self.unknown.reset();
         let rules = self.configured.as_mut().and_then(|configured| configured.rules.take());
         let rules = rules.map(|text| json!({"type": "text", "text": text})).into_iter();
@@ -141,6 +148,22 @@ impl Agent for Acp {
     fn line_dropped(&mut self, head: &[u8]) -> Vec<Signal> {
         self.ends_missing = true;
         self.interpret_head(head)
+    }
+
+    fn asks_for_tools(&self) -> bool {
+        self.asks_for_tools
+    }
+
+    fn answer_tool(&mut self, request: &str, refusal: Option<&str>) -> Vec<Signal> {
+        self.permit(request, refusal.is_none())
+    }
+
+    /// A further prompt is answered together with the one in progress.
+    fn tell(&mut self, note: &str) -> Option<String> {
+        let block = json!({"type": "text", "text": note});
+        let params = json!({"sessionId": self.session, "prompt": [block]});
+        let send = || self.requests.request(Purpose::Note, "session/prompt", &params);
+        self.asks_for_tools.then(send)
     }
 
     fn close_questions(&mut self) -> Vec<Signal> {

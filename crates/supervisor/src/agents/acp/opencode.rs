@@ -36,8 +36,21 @@ pub(super) fn invocation(start: &AgentStart<'_>) -> Invocation {
     let (port, warning) = port(is_free);
     let argv = ["opencode", "acp", "--port", &port.to_string(), "--hostname", "127.0.0.1"];
     let mut env = owned(&ENV);
-    env.push(("OPENCODE_CONFIG_CONTENT".to_owned(), config(start.launch).to_string()));
+    let mut config = config(start.launch);
+    if start.syncing {
+        ask_for_tools(&mut config);
+    }
+    env.push(("OPENCODE_CONFIG_CONTENT".to_owned(), config.to_string()));
     Invocation { argv: argv.map(str::to_owned).into(), env, warning }
+}
+
+/// Makes OpenCode ask before each tool but those that read and search, and go on when one is refused.
+fn ask_for_tools(config: &mut Value) {
+    config["permission"]["*"] = "ask".into();
+    for tool in ["read", "grep", "glob", "list"] {
+        config["permission"][tool] = "allow".into();
+    }
+    config["experimental"] = json!({"continue_loop_on_deny": true});
 }
 
 // OpenCode does not start on a port that is in use; 0 is any free one.
@@ -133,6 +146,17 @@ mod tests {
         assert_eq!(provider["npm"], "@ai-sdk/anthropic");
         assert_eq!(config["model"], "harvest/m/1");
         assert!(provider["models"]["m/1"].is_object());
+    }
+
+    #[test]
+    fn only_reads_need_no_permission_during_sync() {
+        let mut config = config(&launch(ModelProtocol::Messages, true));
+        assert_eq!(config["permission"]["*"], "allow");
+        ask_for_tools(&mut config);
+        let permission = &config["permission"];
+        assert_eq!((&permission["*"], &permission["read"]), (&json!("ask"), &json!("allow")));
+        assert!(permission["bash"].is_null() && permission["edit"].is_null());
+        assert_eq!(config["experimental"]["continue_loop_on_deny"], true);
     }
 
     #[test]

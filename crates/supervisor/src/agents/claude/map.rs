@@ -12,10 +12,11 @@ use harvest_proto::{
 };
 use serde_json::{Map, Value};
 
-use super::{INITIALIZE, SET_EFFORT, allow, deny, not_supported, uuid};
+use super::{INITIALIZE, SET_EFFORT, TOOL_HOOK, allow, deny, not_supported, uuid};
 use crate::{
     agents::{
-        NO_ANSWER, Signal, TOO_LONG, closed_unanswered, dropped_line, key_rejected, may_ask, plan,
+        NO_ANSWER, Signal, TOO_LONG, ToolRequest, closed_unanswered, dropped_line, key_rejected,
+        may_ask, plan,
         unknown_lines::{MAX_RAW_BYTES, UnknownLines},
     },
     truncate,
@@ -28,6 +29,8 @@ pub(crate) struct Claude {
     pub(super) resumes: bool,
     /// The model of the command line.
     pub(super) model: Option<String>,
+    /// Whether a hook asks before each tool.
+    pub(super) asks_for_tools: bool,
     started: bool,
     result: Option<Result<(), String>>,
     /// Whether the prompt has caused text.
@@ -87,7 +90,12 @@ impl Claude {
         match text(&message, "type") {
             "result" => self.result = Some(Err(TOO_LONG.to_owned())),
             "control_request" => {
-                return vec![Signal::Send(not_supported(text(&message, "request_id")))];
+                let (control, request) = (text(&message, "request_id"), &message["request"]);
+                // An error as the answer would let the tool run.
+                return match text(request, "subtype") {
+                    "hook_callback" => vec![asks_for_tool(control, request)],
+                    _ => vec![Signal::Send(not_supported(control))],
+                };
             }
             _ => {}
         }
@@ -183,6 +191,10 @@ impl Claude {
     fn requested(&mut self, message: &Value) -> Vec<Signal> {
         let control = text(message, "request_id");
         let request = &message["request"];
+        if text(request, "subtype") == "hook_callback" && text(request, "callback_id") == TOOL_HOOK
+        {
+            return vec![asks_for_tool(control, request)];
+        }
         if text(request, "subtype") != "can_use_tool" {
             return vec![Signal::Send(not_supported(control))];
         }
@@ -246,14 +258,25 @@ impl Claude {
     fn cancelled(&mut self, message: &Value) -> Vec<Signal> {
         let control = text(message, "request_id");
         let closed = self.questions.extract_if(.., |_, pending| pending.control == control);
+        let withdrawn = Signal::ToolWithdrawn { request: control.to_owned() };
         closed
             .map(|(request, _)| Signal::Event(EventBody::RequestClosed { request, answer: None }))
+            .chain([withdrawn])
             .collect()
     }
 }
 
 fn text<'a>(value: &'a Value, field: &str) -> &'a str {
     value.get(field).and_then(Value::as_str).unwrap_or_default()
+}
+
+fn asks_for_tool(control: &str, request: &Value) -> Signal {
+    let input = &request["input"];
+    Signal::AsksForTool(ToolRequest {
+        request: control.to_owned(),
+        call: text(input, "tool_use_id").to_owned(),
+        kind: kind(text(input, "tool_name")),
+    })
 }
 
 fn ask(name: &str, pending: &PendingQuestions) -> Vec<Signal> {

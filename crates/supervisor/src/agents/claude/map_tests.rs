@@ -15,6 +15,28 @@ const IDLE: &str =
 const RESULT: &str = r#"{"duration_api_ms":106,"stop_reason":"end_turn","session_id":"1cb7","usage":{"input_tokens":300},"type":"result","subtype":"success","is_error":false,"result":"done"}"#;
 const ASK: &str = r#"{"type":"control_request","request_id":"a25e","request":{"subtype":"can_use_tool","tool_name":"AskUserQuestion","display_name":"AskUserQuestion","input":{"questions":[{"question":"Which colour?","header":"Colour","options":[{"label":"red","description":"r"},{"label":"blue","description":"b"}],"multiSelect":false}]},"tool_use_id":"toolu_d8","requires_user_interaction":true}}"#;
 
+const HOOK: &str = r#"{"type":"control_request","request_id":"970a","request":{"subtype":"hook_callback","callback_id":"tool","input":{"session_id":"2dbc","cwd":"/tmp","permission_mode":"bypassPermissions","hook_event_name":"PreToolUse","tool_name":"Bash","tool_input":{"command":"cat a.txt"},"tool_use_id":"toolu_6d"},"tool_use_id":"toolu_6d"}}"#;
+
+#[test]
+fn hook_asks_before_a_tool_runs() {
+    let tool =
+        ToolRequest { request: "970a".into(), call: "toolu_6d".into(), kind: ToolKind::Execute };
+    let mut claude = Claude::default();
+    assert_eq!(interpret(&mut claude, &[HOOK]), [Signal::AsksForTool(tool.clone())]);
+    // Too long to be read: an error as the answer would let the tool run.
+    let head = HOOK.split("\"tool_input\"").next().unwrap();
+    let asked = claude.interpret_head(head.as_bytes());
+    let [Signal::AsksForTool(ToolRequest { request, kind, .. })] = &asked[..] else {
+        panic!("{asked:?}")
+    };
+    assert_eq!((request.as_str(), *kind), ("970a", ToolKind::Execute));
+    let withdrawn = r#"{"type":"control_cancel_request","request_id":"970a"}"#;
+    assert_eq!(
+        interpret(&mut claude, &[withdrawn]),
+        [Signal::ToolWithdrawn { request: "970a".into() }]
+    );
+}
+
 #[test]
 fn irrelevant_lines_are_dropped() {
     let signals = interpret(

@@ -19,6 +19,12 @@ use crate::{app, users};
 /// The id of the request whose response means that the agent is ready.
 const INITIALIZE: &str = "initialize";
 
+/// The id of the hook that asks before each tool.
+const TOOL_HOOK: &str = "tool";
+
+/// After this time Claude Code would run the tool without an answer; a sync is over long before.
+const HOOK_TIMEOUT_SECONDS: u64 = 24 * 60 * 60;
+
 /// The id of the request that changes the effort.
 const SET_EFFORT: &str = "set_effort";
 
@@ -42,6 +48,7 @@ const ENV: [(&str, &str); 9] = [
 impl Agent for Claude {
     fn invocation(&mut self, start: &AgentStart<'_>) -> Invocation {
         self.resumes = start.resume;
+        self.asks_for_tools = start.syncing;
         self.model.clone_from(&start.launch.model);
         // Only sandboxes have the file.
         let mcp = Path::new(app::MCP_CONFIG).exists();
@@ -51,7 +58,12 @@ impl Agent for Claude {
     }
 
     fn init_line(&mut self) -> Option<String> {
-        Some(control_request(INITIALIZE, &json!({"subtype": "initialize"})))
+        let mut request = json!({"subtype": "initialize"});
+        if self.asks_for_tools {
+            let hook = json!({"hookCallbackIds": [TOOL_HOOK], "timeout": HOOK_TIMEOUT_SECONDS});
+            request["hooks"] = json!({"PreToolUse": [hook]});
+        }
+        Some(control_request(INITIALIZE, &request))
     }
 
     /// Its own request for another model first asks the service for that model, and keeps the old
@@ -96,6 +108,14 @@ impl Agent for Claude {
 
     fn line_dropped(&mut self, head: &[u8]) -> Vec<Signal> {
         self.interpret_head(head)
+    }
+
+    fn asks_for_tools(&self) -> bool {
+        self.asks_for_tools
+    }
+
+    fn answer_tool(&mut self, request: &str, refusal: Option<&str>) -> Vec<Signal> {
+        vec![Signal::Send(answer_hook(request, refusal))]
     }
 
     fn close_questions(&mut self) -> Vec<Signal> {
@@ -167,6 +187,20 @@ fn allow(request: &str, input: &Value) -> String {
 /// Denies a tool call.
 fn deny(request: &str, message: &str) -> String {
     let response = json!({"behavior": "deny", "message": message});
+    respond(request, json!({"subtype": "success", "response": response}))
+}
+
+/// Lets a tool run, or refuses it for a reason that the model is told.
+fn answer_hook(request: &str, refusal: Option<&str>) -> String {
+    let refuse = |why| {
+        let decision = json!({
+            "hookEventName": "PreToolUse",
+            "permissionDecision": "deny",
+            "permissionDecisionReason": why,
+        });
+        json!({"hookSpecificOutput": decision})
+    };
+    let response = refusal.map_or_else(|| json!({}), refuse);
     respond(request, json!({"subtype": "success", "response": response}))
 }
 
@@ -246,8 +280,14 @@ mod tests {
         assert!(first.contains("--model opus --effort high"), "{first}");
         let (mut claude, own) = (Claude::default(), launch());
         let env = std::collections::BTreeMap::new();
-        let start =
-            AgentStart { launch: &own, cwd: "/", resume: false, conversation: None, env: &env };
+        let start = AgentStart {
+            launch: &own,
+            cwd: "/",
+            resume: false,
+            syncing: false,
+            conversation: None,
+            env: &env,
+        };
         claude.invocation(&start);
         let mut level = |launch: &AgentLaunch| {
             let [Signal::Send(line)] = &claude.set_model(launch)?[..] else { return None };
@@ -257,6 +297,38 @@ mod tests {
         assert_eq!(level(&high), Some("high".into()));
         assert_eq!(level(&launch()), Some(Value::Null));
         assert_eq!(level(&AgentLaunch { model: None, ..launch() }), None);
+    }
+
+    #[test]
+    fn hooks_are_only_used_during_a_sync() {
+        let (env, own) = (std::collections::BTreeMap::new(), launch());
+        for syncing in [false, true] {
+            let mut claude = Claude::default();
+            let start = AgentStart {
+                launch: &own,
+                cwd: "/",
+                resume: false,
+                syncing,
+                conversation: None,
+                env: &env,
+            };
+            claude.invocation(&start);
+            let line: Value = serde_json::from_str(&claude.init_line().unwrap()).unwrap();
+            let hook = &line["request"]["hooks"]["PreToolUse"][0];
+            assert_eq!(hook["hookCallbackIds"][0] == TOOL_HOOK, syncing, "{line}");
+            assert_eq!(claude.asks_for_tools(), syncing);
+        }
+    }
+
+    #[test]
+    fn refusal_of_a_tool_has_its_reason() {
+        let answer =
+            |refusal| -> Value { serde_json::from_str(&answer_hook("970a", refusal)).unwrap() };
+        let refused = answer(Some("it changed"));
+        let output = &refused["response"]["response"]["hookSpecificOutput"];
+        assert_eq!(output["permissionDecision"], "deny");
+        assert_eq!(output["permissionDecisionReason"], "it changed");
+        assert_eq!(answer(None)["response"]["response"], json!({}));
     }
 
     #[test]

@@ -20,10 +20,12 @@ use harvest_proto::{
     json,
 };
 
+use serde_json::Value;
+
 use self::wire::{FromProgram, ToProgram};
 use super::{
-    Agent, AgentStart, Image, Invocation, NO_ANSWER, Signal, closed_unanswered, images, may_ask,
-    unknown_lines::UnknownLines,
+    Agent, AgentStart, Image, Invocation, NO_ANSWER, Signal, ToolRequest, closed_unanswered,
+    images, may_ask, unknown_lines::UnknownLines,
 };
 use crate::truncate;
 
@@ -35,11 +37,13 @@ pub(crate) const ROLE: &str = "scripted-agent";
 pub(crate) struct Scripted {
     /// Open questions: the id used outside and the program's own id.
     questions: BTreeMap<String, String>,
+    asks_for_tools: bool,
     unknown: UnknownLines,
 }
 
 impl Agent for Scripted {
     fn invocation(&mut self, start: &AgentStart<'_>) -> Invocation {
+        self.asks_for_tools = start.syncing;
         // The launcher runs the same binary, which has no path inside the sandbox.
         let argv = ["/proc/self/exe", ROLE, &start.launch.conversation];
         Invocation { argv: argv.map(str::to_owned).into(), ..Invocation::default() }
@@ -57,7 +61,7 @@ impl Agent for Scripted {
     fn prompt(&mut self, request: &TurnRequest, images: &[Image]) -> String {
         self.unknown.reset();
         let text = images::named_in(&request.text, images);
-        ToProgram::Prompt { prompt: request.prompt.clone(), text }.line()
+        ToProgram::Prompt { prompt: request.prompt.clone(), text, ask: self.asks_for_tools }.line()
     }
 
     fn cancel(&mut self) -> Option<String> {
@@ -86,8 +90,7 @@ impl Agent for Scripted {
             FromProgram::Text { text } => EventBody::TextDelta { text },
             FromProgram::Thought { text } => EventBody::ThoughtDelta { text },
             FromProgram::Tool { call, name, input } => {
-                let kind = kind(&name);
-                EventBody::ToolStarted { call, name, kind, input, parent: None, blob: None }
+                return self.on_tool(call, name, input);
             }
             FromProgram::Result { call, ok, output } => {
                 EventBody::ToolEnded { call, ok, output, blob: None }
@@ -97,6 +100,15 @@ impl Agent for Scripted {
             }
         };
         vec![Signal::Event(event)]
+    }
+
+    fn asks_for_tools(&self) -> bool {
+        self.asks_for_tools
+    }
+
+    fn answer_tool(&mut self, call: &str, refusal: Option<&str>) -> Vec<Signal> {
+        let (call, refusal) = (call.to_owned(), refusal.map(str::to_owned));
+        vec![Signal::Send(ToProgram::Tool { call, refusal }.line())]
     }
 
     fn close_questions(&mut self) -> Vec<Signal> {
@@ -109,6 +121,14 @@ impl Agent for Scripted {
 }
 
 impl Scripted {
+    fn on_tool(&self, call: String, name: String, input: Value) -> Vec<Signal> {
+        let kind = kind(&name);
+        let asks = ToolRequest { request: call.clone(), call: call.clone(), kind };
+        let started = EventBody::ToolStarted { call, name, kind, input, parent: None, blob: None };
+        let asks = self.asks_for_tools.then_some(Signal::AsksForTool(asks));
+        std::iter::once(Signal::Event(started)).chain(asks).collect()
+    }
+
     fn on_question(&mut self, own: String, question: String, options: Vec<String>) -> Vec<Signal> {
         if !may_ask(self.questions.len(), &own.as_str().into()) {
             let refusal = ToProgram::Answer { request: own, answer: NO_ANSWER.to_owned() };
@@ -126,6 +146,7 @@ fn kind(tool: &str) -> ToolKind {
         "Bash" => ToolKind::Execute,
         "Read" => ToolKind::Read,
         "Write" | "Edit" => ToolKind::Edit,
+        "Grep" | "Glob" => ToolKind::Search,
         _ => ToolKind::Other,
     }
 }

@@ -52,7 +52,10 @@ async fn block(program: &mut Program, block: Block, earlier: usize) -> BlockResu
         }
         Block::Bash(command) => {
             let call = start_tool(program, "Bash", json!({ "command": command }))?;
-            let (ok, output) = shell::run(program, &command).await?;
+            let (ok, output) = match program.wait_for_permission(&call).await? {
+                Some(refusal) => (false, refusal),
+                None => shell::run(program, &command).await?,
+            };
             program.send(&FromProgram::Result { call, ok, output })?;
         }
         Block::Ask { question, options } => ask(program, question, options).await?,
@@ -66,7 +69,7 @@ async fn block(program: &mut Program, block: Block, earlier: usize) -> BlockResu
         Block::Garbage(bytes) => program.write(&[vec![0xff; bytes], vec![b'\n']].concat())?,
         Block::Stderr(line) => eprintln!("{line}"),
         Block::Flood { events, bytes } => flood(program, events, bytes)?,
-        file => tool(program, file)?,
+        file => tool(program, file).await?,
     }
     Ok(())
 }
@@ -77,7 +80,7 @@ fn start_tool(program: &mut Program, name: &str, input: Value) -> Result<String,
     Ok(call)
 }
 
-fn tool(program: &mut Program, block: Block) -> BlockResult {
+async fn tool(program: &mut Program, block: Block) -> BlockResult {
     let (name, input) = match &block {
         Block::Write { path, content } => {
             ("Write", json!({ "file_path": path, "content": content }))
@@ -90,9 +93,12 @@ fn tool(program: &mut Program, block: Block) -> BlockResult {
         _ => return Ok(()),
     };
     let call = start_tool(program, name, input)?;
-    let (ok, output) = match run_file_tool(block) {
-        Ok(output) => (true, output),
-        Err(error) => (false, error.to_string()),
+    let (ok, output) = match program.wait_for_permission(&call).await? {
+        Some(refusal) => (false, refusal),
+        None => match run_file_tool(block) {
+            Ok(output) => (true, output),
+            Err(error) => (false, error.to_string()),
+        },
     };
     Ok(program.send(&FromProgram::Result { call, ok, output })?)
 }

@@ -64,6 +64,8 @@ pub(super) struct Program {
     memory: Memory,
     /// The number of tool calls and questions.
     calls: usize,
+    /// Whether tools of this prompt need a permission.
+    asks_for_tools: bool,
 }
 
 impl Program {
@@ -74,6 +76,7 @@ impl Program {
             waiting: VecDeque::new(),
             memory,
             calls: 0,
+            asks_for_tools: false,
         })
     }
 
@@ -85,8 +88,13 @@ impl Program {
                 None => self.receive().await,
             };
             let (prompt, text) = match message {
-                Some(ToProgram::Prompt { prompt, text }) => (prompt, text),
-                Some(ToProgram::Answer { .. } | ToProgram::Cancel) => continue,
+                Some(ToProgram::Prompt { prompt, text, ask }) => {
+                    self.asks_for_tools = ask;
+                    (prompt, text)
+                }
+                Some(ToProgram::Answer { .. } | ToProgram::Tool { .. } | ToProgram::Cancel) => {
+                    continue;
+                }
                 None => return Ok(()),
             };
             let earlier = self.memory.prompts;
@@ -151,6 +159,22 @@ impl Program {
         }
     }
 
+    /// Waits until a tool may run; returns why it may not.
+    pub(super) async fn wait_for_permission(
+        &mut self,
+        wanted: &str,
+    ) -> Result<Option<String>, Stop> {
+        while self.asks_for_tools {
+            match self.receive().await {
+                Some(ToProgram::Tool { call, refusal }) if call == wanted => return Ok(refusal),
+                Some(ToProgram::Cancel) => return Err(Stop::Cancelled),
+                Some(_) => {}
+                None => return Err(Stop::Closed),
+            }
+        }
+        Ok(None)
+    }
+
     pub(super) async fn wait_for_answer(&mut self, wanted: &str) -> Result<String, Stop> {
         loop {
             match self.receive().await {
@@ -158,7 +182,7 @@ impl Program {
                     return Ok(answer);
                 }
                 Some(ToProgram::Cancel) => return Err(Stop::Cancelled),
-                Some(ToProgram::Prompt { .. } | ToProgram::Answer { .. }) => {}
+                Some(_) => {}
                 None => return Err(Stop::Closed),
             }
         }

@@ -7,8 +7,21 @@ use serde_json::Value;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
 pub(super) enum ToProgram {
-    Prompt { prompt: PromptId, text: String },
-    Answer { request: String, answer: String },
+    /// With `ask`, each tool waits for a `Tool` line.
+    Prompt {
+        prompt: PromptId,
+        text: String,
+        ask: bool,
+    },
+    Answer {
+        request: String,
+        answer: String,
+    },
+    /// The tool may run, unless it is refused.
+    Tool {
+        call: String,
+        refusal: Option<String>,
+    },
     Cancel,
 }
 
