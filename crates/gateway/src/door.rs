@@ -30,6 +30,9 @@ const MAX_TOOL_CALLS: usize = 16;
 // Calls of the Gemini API by tools at a time. They cost money, and go on when the agent
 // disconnects.
 const MAX_GEMINI_CALLS: usize = 4;
+// Responses of models that are read on after the agent has disconnected; further calls are charged
+// as held.
+const MAX_DRAINS: usize = 16;
 // Requests to remote MCP servers whose responses have not ended, streams included: an agent has one
 // stream per server.
 const MAX_REMOTE_CALLS: usize = 64;
@@ -55,6 +58,7 @@ pub(crate) struct Door {
     pub(crate) tool_calls: Semaphore,
     pub(crate) gemini_calls: Arc<Semaphore>,
     pub(crate) remote_calls: Arc<Semaphore>,
+    pub(crate) drains: Semaphore,
 }
 
 impl Door {
@@ -77,6 +81,7 @@ impl Door {
             tool_calls: Semaphore::new(MAX_TOOL_CALLS),
             gemini_calls: Arc::new(Semaphore::new(MAX_GEMINI_CALLS)),
             remote_calls: Arc::new(Semaphore::new(MAX_REMOTE_CALLS)),
+            drains: Semaphore::new(MAX_DRAINS),
         }
     }
 

@@ -168,6 +168,13 @@ pub(crate) async fn read_text(response: reqwest::Response, max: usize) -> String
     String::from_utf8_lossy(&text).into_owned()
 }
 
+/// Whether a request failed before the service could read it.
+pub(crate) fn is_unsent(failed: &BodyError) -> bool {
+    failed
+        .downcast_ref::<reqwest::Error>()
+        .is_none_or(|error| error.is_connect() || error.is_builder())
+}
+
 /// Clients for upstreams. Requests to this machine never go through a proxy.
 #[derive(Debug)]
 pub(crate) struct Clients {
@@ -213,7 +220,8 @@ impl Clients {
             Reach::Any => self.external.get_or_init(|| build(builder())).as_ref(),
             Reach::Public => {
                 self.resolver.judge_proxied(request.url()).await?;
-                let public = || build(builder().dns_resolver(self.resolver.clone()));
+                let (resolver, proxies) = (self.resolver.clone(), self.resolver.proxies());
+                let public = || build(builder().dns_resolver(resolver).proxy(proxies));
                 self.public.get_or_init(public).as_ref()
             }
         };

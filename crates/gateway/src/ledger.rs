@@ -37,8 +37,8 @@ pub trait Ledger: Send + Sync {
     /// Reserves what a model call may cost, before it is made.
     async fn reserve(&self, session: &SessionId, call: &PlannedCall) -> Result<(), Refusal>;
 
-    /// Settles a reserved call with the tokens that it used.
-    async fn settle(&self, session: &SessionId, call: &PlannedCall, usage: Usage);
+    /// Settles a reserved call. Returns the tokens that are charged.
+    async fn settle(&self, session: &SessionId, call: &PlannedCall, used: Used) -> Usage;
 
     /// Stores an event of the gateway.
     async fn log(&self, session: &SessionId, event: EventBody);
@@ -96,13 +96,25 @@ pub struct PlannedCall {
     pub keyed: bool,
     /// Empty when the request names none.
     pub model: String,
+    /// Other models that the service may use instead.
+    pub fallbacks: Vec<String>,
     pub most: MostTokens,
+}
+
+/// The tokens that a call used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Used {
+    /// As counted by the service, or estimated from a complete response that has no counts.
+    Counted(Usage),
+    /// The response was not read to its end: these and an unknown number of others, up to the most
+    /// that the request allows.
+    AtLeast(Usage),
 }
 
 /// The most tokens that a call may use, as far as its request tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MostTokens {
-    /// `None` for any number: the request names input that is stored at the service.
+    /// `None` for any number: the request names input that it does not contain.
     pub input: Option<u64>,
     /// Of each response; `None` for as many as the model can write.
     pub output: Option<u64>,

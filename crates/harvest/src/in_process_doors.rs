@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use harvest_gateway::{
     Gateway, GatewayConfig, HostProxies, PrivateHosts, file_registries,
     ledger::{
-        HostSecret, HostSecretUse, Ledger, PlannedCall, Refusal, ResolvedPolicy, TrustedName,
+        HostSecret, HostSecretUse, Ledger, PlannedCall, Refusal, ResolvedPolicy, TrustedName, Used,
     },
     trusted_names,
 };
@@ -93,7 +93,9 @@ impl Ledger for NoSecrets {
         Err(Refusal::Final("there is no server".to_owned()))
     }
 
-    async fn settle(&self, _: &SessionId, _: &PlannedCall, _: Usage) {}
+    async fn settle(&self, _: &SessionId, _: &PlannedCall, _: Used) -> Usage {
+        Usage::default()
+    }
 
     async fn log(&self, _: &SessionId, _: EventBody) {}
 

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use harvest_gateway::{
-    ledger::{HostSecret, HostSecretUse, Ledger, PlannedCall, Refusal},
+    ledger::{HostSecret, HostSecretUse, Ledger, PlannedCall, Refusal, Used},
     vault::Vault,
 };
 use harvest_proto::{
@@ -132,11 +132,12 @@ fn refusal(session: &SessionId, call: &PlannedCall, over: &OverBudget) -> Refusa
         }
         OverBudget::Unpriced { budget } => {
             let (limit, raise) = describe(session, budget);
-            let PlannedCall { upstream, model, .. } = call;
+            let PlannedCall { upstream, model, fallbacks, .. } = call;
+            let others = if fallbacks.is_empty() { "" } else { ", or of one in `models`," };
             format!(
-                "{BUDGET_REACHED}{limit}, and the price of the model `{model}` of `{upstream}` is \
-                 not known; add it to the file that the setting `prices` names and restart the \
-                 server, or remove the limit: {raise}"
+                "{BUDGET_REACHED}{limit}, and the price of the model `{model}` of \
+                 `{upstream}`{others} is not known; add it to the file that the setting `prices` \
+                 names and restart the server, or remove the limit: {raise}"
             )
         }
     };
@@ -252,9 +253,18 @@ impl Ledger for StoreLedger {
         }
     }
 
-    async fn settle(&self, _: &SessionId, call: &PlannedCall, usage: Usage) {
-        let cost = self.prices.of(call).cost(usage).unwrap_or_default();
+    async fn settle(&self, session: &SessionId, call: &PlannedCall, used: Used) -> Usage {
+        let pricing = self.prices.of(call);
+        let usage = pricing.charged(used, call.most);
+        let cost = pricing.cost(usage).unwrap_or_default();
+        if matches!(used, Used::AtLeast(_)) && cost > Money::ZERO {
+            tracing::warn!(
+                %session, model = call.model, %cost,
+                "the response of a model call was not read to its end; it is charged as held"
+            );
+        }
         retry(|| self.store.call_end(self.lease, &call.id, usage, cost)).await;
+        usage
     }
 
     async fn count_traffic(&self, session: &SessionId, counts: Vec<TrafficCount>) {

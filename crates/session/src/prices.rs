@@ -1,6 +1,8 @@
 //! What model calls cost at list prices. Pure; the binary reads the price file.
 
-use harvest_gateway::ledger::{MostTokens, PlannedCall};
+use std::borrow::Cow;
+
+use harvest_gateway::ledger::{MostTokens, PlannedCall, Used};
 use harvest_proto::{Money, UpstreamName, event::Usage};
 
 const TOKENS_PER_PRICE: u128 = 1_000_000;
@@ -27,19 +29,25 @@ pub struct Price {
 pub struct Prices(pub Vec<Price>);
 
 /// What is known of the cost of a call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Pricing<'a> {
-    Known(&'a Price),
+    Known(Cow<'a, Price>),
     /// The upstream asks for no key.
     Free,
     Unknown,
 }
 
 impl Prices {
+    /// The price of the call's model, or the highest if other models may answer.
     pub(crate) fn of(&self, call: &PlannedCall) -> Pricing<'_> {
-        let found = self.0.iter().find(|price| price.matches(call));
-        match found {
-            Some(price) => Pricing::Known(price),
+        let own = self.of_model(call, &call.model);
+        let others = call.fallbacks.iter().map(|model| self.of_model(call, model));
+        others.fold(own, Pricing::or_higher)
+    }
+
+    fn of_model(&self, call: &PlannedCall, model: &str) -> Pricing<'_> {
+        match self.0.iter().find(|price| price.matches(call, model)) {
+            Some(price) => Pricing::Known(Cow::Borrowed(price)),
             None if !call.keyed => Pricing::Free,
             None => Pricing::Unknown,
         }
@@ -47,16 +55,29 @@ impl Prices {
 }
 
 impl Price {
-    fn matches(&self, call: &PlannedCall) -> bool {
+    fn matches(&self, call: &PlannedCall, model: &str) -> bool {
         let for_upstream = match &self.upstream {
             Some(name) => *name == call.upstream,
             None => call.keyed,
         };
         let for_model = match self.model.strip_suffix('*') {
-            Some(prefix) => call.model.starts_with(prefix),
-            None => call.model == self.model,
+            Some(prefix) => model.starts_with(prefix),
+            None => model == self.model,
         };
         for_upstream && for_model
+    }
+
+    /// The higher of both in every part.
+    fn or_higher(self, other: &Self) -> Self {
+        Self {
+            input: self.input.max(other.input),
+            output: self.output.max(other.output),
+            cache_read: self.cache_read.max(other.cache_read),
+            cache_write: self.cache_write.max(other.cache_write),
+            context: self.context.max(other.context),
+            max_output: self.max_output.max(other.max_output),
+            ..self
+        }
     }
 
     fn cost(&self, usage: Usage) -> Money {
@@ -84,8 +105,32 @@ impl Price {
 }
 
 impl Pricing<'_> {
+    fn or_higher(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Unknown, _) | (_, Self::Unknown) => Self::Unknown,
+            (Self::Free, other) => other,
+            (own, Self::Free) => own,
+            (Self::Known(own), Self::Known(other)) => {
+                Self::Known(Cow::Owned(own.into_owned().or_higher(&other)))
+            }
+        }
+    }
+
+    /// The tokens to charge for a call that was held with the most it may use. Of a response that
+    /// was not read to its end, the service may have computed all that was held.
+    pub(crate) fn charged(&self, used: Used, most: MostTokens) -> Usage {
+        match (self, used) {
+            (_, Used::Counted(usage)) => usage,
+            (Self::Known(price), Used::AtLeast(seen)) => {
+                let held = price.most(most);
+                if price.cost(held) < price.cost(seen) { seen } else { held }
+            }
+            (Self::Free | Self::Unknown, Used::AtLeast(seen)) => seen,
+        }
+    }
+
     /// What this usage costs; `None` without a known price.
-    pub(crate) fn cost(self, usage: Usage) -> Option<Money> {
+    pub(crate) fn cost(&self, usage: Usage) -> Option<Money> {
         match self {
             Self::Known(price) => Some(price.cost(usage)),
             Self::Free => Some(Money::ZERO),
@@ -94,7 +139,7 @@ impl Pricing<'_> {
     }
 
     /// The most that a call may use.
-    pub(crate) fn most(self, most: MostTokens) -> Usage {
+    pub(crate) fn most(&self, most: MostTokens) -> Usage {
         match self {
             Self::Known(price) => price.most(most),
             Self::Free | Self::Unknown => Usage::default(),
@@ -128,6 +173,7 @@ mod tests {
             upstream: upstream.parse().unwrap(),
             keyed,
             model: model.to_owned(),
+            fallbacks: Vec::new(),
             most: MostTokens { input: Some(10), output: None, responses: 1 },
         }
     }
@@ -152,6 +198,40 @@ mod tests {
         assert_eq!(input("work", true, "mini-2"), None);
         assert_eq!(input("other", false, "opus-5"), Some(0), "a service without a key is free");
         assert_eq!(input("anthropic", true, ""), None);
+    }
+
+    #[test]
+    fn fallback_models_count_at_highest_price() {
+        let mut prices = Prices(vec![price(None, "cheap", 1_000), price(None, "dear", 5_000)]);
+        prices.0[0].context = 9_000;
+        let input = |models: &[&str]| {
+            let fallbacks = models.iter().map(|model| (*model).to_owned()).collect();
+            match prices.of(&PlannedCall { fallbacks, ..call("work", true, "cheap") }) {
+                Pricing::Known(price) => Some((price.input.micros(), price.context)),
+                Pricing::Free => Some((0, 0)),
+                Pricing::Unknown => None,
+            }
+        };
+        assert_eq!(input(&[]), Some((1_000, 9_000)));
+        assert_eq!(input(&["dear"]), Some((5_000, 9_000)));
+        assert_eq!(input(&["dear", "cheap"]), Some((5_000, 9_000)));
+        assert_eq!(input(&["cheap", "unknown"]), None);
+        let local = call("local", false, "cheap");
+        assert_eq!(prices.of(&PlannedCall { fallbacks: vec!["x".into()], ..local }), Pricing::Free);
+    }
+
+    #[test]
+    fn cut_response_is_charged_as_held() {
+        let prices = Prices(vec![price(None, "*", 1_000_000)]);
+        let most = MostTokens { input: Some(10), output: Some(50), responses: 1 };
+        let known = prices.of(&call("work", true, "m"));
+        let seen = Usage { output_tokens: 3, ..Usage::default() };
+        assert_eq!(known.charged(Used::Counted(seen), most), seen);
+        assert_eq!(known.charged(Used::AtLeast(seen), most), known.most(most));
+        let more = Usage { output_tokens: 60, ..seen };
+        assert_eq!(known.charged(Used::AtLeast(more), most), more, "never less than was seen");
+        assert_eq!(Pricing::Unknown.charged(Used::AtLeast(seen), most), seen);
+        assert_eq!(Pricing::Free.charged(Used::AtLeast(seen), most), seen);
     }
 
     #[test]

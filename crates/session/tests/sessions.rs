@@ -51,7 +51,7 @@ use async_trait::async_trait;
 use futures_util::StreamExt;
 use harvest_gateway::{
     DoorListener,
-    ledger::{DoorPolicy, GitAccess, Ledger, Refusal, Tools},
+    ledger::{DoorPolicy, GitAccess, Ledger, Refusal, Tools, Used},
     vault::Vault,
 };
 use harvest_proto::{
@@ -411,7 +411,7 @@ async fn pushed_commit_gets_pull_request_and_evidence() {
     let call = planned_call();
     assert_eq!(ledger.reserve(&id, &call).await, Ok(()));
     let used = Usage { input_tokens: 90, output_tokens: 20, ..Usage::default() };
-    ledger.settle(&id, &call, used).await;
+    ledger.settle(&id, &call, Used::Counted(used)).await;
     let Err(Refusal::Final(refused)) = ledger.reserve(&id, &planned_call()).await else { panic!() };
     assert!(
         refused.contains("110 of 100 tokens") && refused.contains("budget_tokens"),

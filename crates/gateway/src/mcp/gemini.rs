@@ -12,8 +12,8 @@ use super::McpServer;
 use crate::{
     door::Door,
     http::{self, Reach},
-    ledger::{PlannedCall, ToolResult, Tools},
-    model::{bounded, most_tokens},
+    ledger::{PlannedCall, ToolResult, Tools, Used},
+    model::{Endpoint, bounded, most_tokens},
     vault::redact,
 };
 
@@ -119,16 +119,16 @@ async fn ask(door: &Door, server: &McpServer, body: &Value) -> Result<String, St
         upstream: "gemini".parse().expect("a built-in name is valid"),
         keyed: server.secret.is_some(),
         model: server.url.rsplit('/').next().unwrap_or_default().to_owned(),
-        most: most_tokens(body.to_string().as_bytes())?,
+        fallbacks: Vec::new(),
+        most: most_tokens(Endpoint::Gemini, body.to_string().as_bytes())?,
     };
     ledger.reserve(session, &call).await.map_err(|refusal| refusal.to_string())?;
     // Whatever happens, the call is settled.
     let exchanged = tokio::time::timeout(CALL_TIMEOUT, exchange(door, server, body)).await;
-    let exchanged =
-        exchanged.unwrap_or_else(|_| Err("the Gemini API did not answer in time".into()));
-    let used = exchanged.as_ref().map_or_else(|_| Usage::default(), |(_, answer)| usage(answer));
-    ledger.settle(session, &call, bounded(used)).await;
-    let (status, answer) = exchanged?;
+    let late = |_| Err(Failure::sent("the Gemini API did not answer in time"));
+    let exchanged = exchanged.unwrap_or_else(late);
+    ledger.settle(session, &call, bounded(used(&exchanged))).await;
+    let (status, answer) = exchanged.map_err(|failure| failure.why)?;
     if !status.is_success() {
         let why = answer["error"]["message"].as_str().unwrap_or("it gave no reason");
         return Err(format!("the Gemini API refused the call ({status}): {why}"));
@@ -136,11 +136,42 @@ async fn ask(door: &Door, server: &McpServer, body: &Value) -> Result<String, St
     answer_text(&answer).ok_or_else(|| "the Gemini API gave no answer".to_owned())
 }
 
+/// Why there is no response.
+struct Failure {
+    why: String,
+    /// The service may have computed one.
+    sent: bool,
+}
+
+impl Failure {
+    fn sent(why: &str) -> Self {
+        Self { why: why.to_owned(), sent: true }
+    }
+}
+
+impl From<String> for Failure {
+    fn from(why: String) -> Self {
+        Self { why, sent: false }
+    }
+}
+
+/// A successful response has counts, if it was read to its end.
+fn used(exchanged: &Result<(StatusCode, Value), Failure>) -> Used {
+    match exchanged {
+        Ok((status, answer)) if status.is_success() && !answer["usageMetadata"].is_object() => {
+            Used::AtLeast(Usage::default())
+        }
+        Ok((_, answer)) => Used::Counted(usage(answer)),
+        Err(failure) if failure.sent => Used::AtLeast(Usage::default()),
+        Err(_) => Used::Counted(Usage::default()),
+    }
+}
+
 async fn exchange(
     door: &Door,
     server: &McpServer,
     body: &Value,
-) -> Result<(StatusCode, Value), String> {
+) -> Result<(StatusCode, Value), Failure> {
     let shared = &door.shared;
     let key = match &server.secret {
         Some(secret) => {
@@ -152,9 +183,10 @@ async fn exchange(
     let secrets: Vec<&Secret<String>> = key.iter().collect();
     let request = outgoing(server, body, key.as_ref())?;
     let sent = shared.clients.execute(request, Reach::Any).await.map_err(|error| {
+        let sent = !http::is_unsent(&error);
         let error = redact(&error.to_string(), &secrets);
         tracing::warn!(%error, "cannot reach the Gemini API");
-        "cannot reach the Gemini API from this machine".to_owned()
+        Failure { why: "cannot reach the Gemini API from this machine".to_owned(), sent }
     })?;
     let status = sent.status();
     let text = redact(&http::read_text(sent, MAX_RESPONSE_BYTES).await, &secrets);
@@ -233,6 +265,19 @@ mod tests {
         let Usage { input_tokens, output_tokens, cache_read_tokens, .. } = usage(&answer);
         assert_eq!((input_tokens, output_tokens, cache_read_tokens), (6, 5, 4));
         assert_eq!(answer_text(&json!({})), None);
+    }
+
+    #[test]
+    fn gemini_call_without_counts_is_held() {
+        let ok = |answer| Ok((StatusCode::OK, answer));
+        let unknown = Used::AtLeast(Usage::default());
+        assert_eq!(used(&ok(json!({"candidates": []}))), unknown);
+        assert_eq!(used(&ok(Value::Null)), unknown);
+        assert_eq!(used(&Err(Failure::sent("late"))), unknown);
+        let none = Used::Counted(Usage::default());
+        assert_eq!(used(&Err(Failure::from("no key".to_owned()))), none);
+        assert_eq!(used(&Ok((StatusCode::BAD_REQUEST, json!({"error": {}})))), none);
+        assert_ne!(used(&ok(json!({"usageMetadata": {"promptTokenCount": 5}}))), none);
     }
 
     #[test]

@@ -1,14 +1,19 @@
 //! Forwards a call to its upstream: replaces the sandbox's credentials by the configured key, and
 //! counts the tokens of the response while forwarding it unchanged. Follows no redirect and retries
-//! nothing: agents retry themselves.
+//! nothing: agents retry themselves. A response that the agent no longer wants is read on for its
+//! counts, for a while: the service computes it nevertheless.
+
+mod relay;
+
+use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::StreamExt;
-use harvest_proto::{Secret, UpstreamName};
+use harvest_proto::{Secret, UpstreamName, event::Usage};
 use hyper::{
     Response, StatusCode,
     header::{self, HeaderMap, HeaderName, HeaderValue},
 };
+use tokio::sync::Notify;
 
 use super::{
     CLIENT_GONE, Call, CallResult, Endpoint, Reply, Upstream,
@@ -19,11 +24,20 @@ use super::{
 };
 use crate::{
     http::{self, Body, Reach},
+    ledger::Used,
     vault::redact,
 };
+use relay::Relay;
 
 // Longer error responses are cut.
 const MAX_ERROR_BYTES: usize = 1024 * 1024;
+
+// For an agent that does not read, in all of a response. A sandbox under load reads slowly, but an
+// agent is far faster than a model.
+const PATIENCE: Duration = Duration::from_secs(5 * 60);
+// For the rest of a response that the agent no longer wants. Most are shorter; the others are
+// charged as held.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
 // Headers the sandbox must not set, and headers of the connection to the upstream. Compressed
 // responses could not be counted, so none is requested.
@@ -47,7 +61,29 @@ const NOT_FORWARDED: [HeaderName; 11] = [
 const GOOGLE_PREFIX: &str = "x-goog-";
 const GOOGLE_SDK: &str = "x-goog-api-client";
 
-pub(super) async fn answer(call: &Call, mut reply: Reply) -> CallResult {
+pub(super) async fn answer(call: &Call, reply: Reply) -> CallResult {
+    let (gone, mut meter) = (Notify::new(), Meter::new(call.route.endpoint, "", call.body.len()));
+    tokio::select! {
+        biased;
+        result = exchange(call, reply, &gone, &mut meter) => return result,
+        () = drained(call, &gone) => {}
+    }
+    CallResult { status: CLIENT_GONE, used: meter.used(false) }
+}
+
+/// Waits until the agent has disconnected, and then as long as the response is worth reading.
+async fn drained(call: &Call, gone: &Notify) {
+    gone.notified().await;
+    // Without a key it costs nothing, and may keep the user's own machine busy.
+    if !call.route.endpoint.uses_tokens() || !call.is_keyed() {
+        return;
+    }
+    if let Ok(_slot) = call.door.drains.try_acquire() {
+        tokio::time::sleep(DRAIN_TIMEOUT).await;
+    }
+}
+
+async fn exchange(call: &Call, mut reply: Reply, gone: &Notify, meter: &mut Meter) -> CallResult {
     let name = &call.route.upstream;
     let unavailable = |message: &str| error(StatusCode::BAD_GATEWAY, "api_error", message);
     let (ledger, owners) = (call.door.shared.ledger.as_ref(), &call.door.policy.secrets);
@@ -64,10 +100,17 @@ pub(super) async fn answer(call: &Call, mut reply: Reply) -> CallResult {
         Ok(request) => request,
         Err(message) => return respond(reply, unavailable(&message)),
     };
+    if reply.is_closed() {
+        return CallResult::unused(CLIENT_GONE);
+    }
+    let mut sent = Box::pin(call.door.shared.clients.execute(request, Reach::Any));
     let sent = tokio::select! {
-        sent = call.door.shared.clients.execute(request, Reach::Any) => sent,
+        sent = &mut sent => sent,
         // The service may have read the request already.
-        () = reply.closed() => return gone(&Meter::new(call.route.endpoint, "", call.body.len())),
+        () = reply.closed() => {
+            gone.notify_one();
+            sent.await
+        }
     };
     let upstream = match sent {
         Ok(upstream) => upstream,
@@ -75,7 +118,9 @@ pub(super) async fn answer(call: &Call, mut reply: Reply) -> CallResult {
             let error = redact(&failed.to_string(), &secrets(&key));
             tracing::warn!(%error, upstream = %name, "cannot reach a model service");
             let message = format!("cannot reach the model service `{name}` from this machine");
-            return respond(reply, unavailable(&message));
+            let unsent = http::is_unsent(&failed).then_some(Used::Counted(Usage::default()));
+            let used = unsent.unwrap_or_else(|| meter.used(false));
+            return CallResult { used, ..respond(reply, unavailable(&message)) };
         }
     };
     let status = upstream.status();
@@ -84,7 +129,8 @@ pub(super) async fn answer(call: &Call, mut reply: Reply) -> CallResult {
             format!("the model service `{name}` responded with a redirect, which is not followed");
         respond(reply, unavailable(&message))
     } else if status.is_success() {
-        forward(call, upstream, &key, filter, reply).await
+        let relay = Relay { meter, filter, gone, patience: PATIENCE };
+        forward(call, upstream, &key, relay, reply).await
     } else {
         respond(reply, failure(call, upstream, &key).await)
     }
@@ -144,54 +190,25 @@ fn target_url(upstream: &Upstream, target: &str) -> Option<reqwest::Url> {
     (url.path() == expected && url.origin() == base.origin()).then_some(url)
 }
 
-// Forwards a response as it arrives, no faster than the agent reads it.
 async fn forward(
     call: &Call,
     upstream: reqwest::Response,
     key: &Credential,
-    mut filter: Option<UsageFilter>,
+    mut relay: Relay<'_>,
     reply: Reply,
 ) -> CallResult {
     let status = upstream.status();
     let headers = response_headers(call, upstream.headers(), key);
     let content_type =
         headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let mut meter = Meter::new(call.route.endpoint, content_type, call.body.len());
+    *relay.meter = Meter::new(call.route.endpoint, content_type, call.body.len());
     let (sender, body) = http::streamed();
-    if reply.send(Ok(http::response(status, headers, body))).is_err() {
-        return gone(&meter);
-    }
-    let mut chunks = http::upstream_chunks(upstream, &secrets(key));
-    loop {
-        let chunk = tokio::select! {
-            chunk = chunks.next() => chunk,
-            () = sender.closed() => break,
-        };
-        let Some(chunk) = chunk else { break };
-        if let Ok(chunk) = &chunk {
-            meter.observe(chunk);
-        }
-        let chunk = match (chunk, &mut filter) {
-            (Ok(chunk), Some(filter)) => Ok(filter.push(&chunk)),
-            (chunk, _) => chunk,
-        };
-        // An error is sent too: the agent must see a cut connection, not a response that seems
-        // complete.
-        if !chunk.as_ref().is_ok_and(Bytes::is_empty) && sender.send(chunk).await.is_err() {
-            break;
-        }
-    }
-    if let Some(rest) = filter.map(|mut filter| filter.finish()).filter(|rest| !rest.is_empty()) {
-        // The agent may have disconnected.
-        let _ = sender.send(Ok(rest)).await;
-    }
-    CallResult { status, usage: meter.usage() }
-}
-
-/// The result for an agent that disconnected before the response. The service computes it
-/// nevertheless, so an agent that disconnects in time must not pay nothing.
-fn gone(meter: &Meter) -> CallResult {
-    CallResult { status: CLIENT_GONE, usage: meter.usage() }
+    let (status, sender) = match reply.send(Ok(http::response(status, headers, body))) {
+        Ok(()) => (status, Some(sender)),
+        Err(_) => (CLIENT_GONE, None),
+    };
+    let complete = relay.run(http::upstream_chunks(upstream, &secrets(key)), sender).await;
+    CallResult { status, used: relay.meter.used(complete) }
 }
 
 async fn failure(call: &Call, upstream: reqwest::Response, key: &Credential) -> Response<Body> {

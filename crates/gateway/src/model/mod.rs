@@ -33,14 +33,15 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use crate::{
     door::Door,
     http::{self, Abort, Body},
-    ledger::{PlannedCall, Refusal},
+    ledger::{PlannedCall, Refusal, Used},
     policy::{self, Verdict},
 };
 
 pub(crate) use catalog::list as list_models;
 pub(crate) use most_tokens::most_tokens;
 use outside::OutsideError;
-use route::{Endpoint, Route};
+pub(crate) use route::Endpoint;
+use route::Route;
 pub(crate) use scripted::FailureCounts;
 pub(crate) use upstreams::check_service_url;
 pub use upstreams::{Upstream, UpstreamError, Upstreams};
@@ -49,6 +50,8 @@ pub(crate) use usage::bounded;
 const UPSTREAM: HeaderName = HeaderName::from_static("x-harvest-upstream");
 // The API's limit for a request.
 const MAX_REQUEST_BYTES: usize = 32 * 1024 * 1024;
+// OpenRouter allows three.
+const MAX_FALLBACKS: usize = 16;
 // nginx's status for a client that disconnected before the response; not a standard one.
 const CLIENT_GONE: StatusCode = match StatusCode::from_u16(499) {
     Ok(status) => status,
@@ -72,7 +75,7 @@ struct Call {
 
 struct CallResult {
     status: StatusCode,
-    usage: Usage,
+    used: Used,
 }
 
 pub(crate) async fn answer(
@@ -202,8 +205,7 @@ impl Call {
         }
         let started = Instant::now();
         let result = self.make(reply).await;
-        let usage = bounded(result.usage);
-        ledger.settle(session, &planned, usage).await;
+        let usage = ledger.settle(session, &planned, bounded(result.used)).await;
         let event = EventBody::ModelCall {
             upstream: planned.upstream.to_string(),
             model: planned.model,
@@ -225,10 +227,15 @@ impl Call {
         Ok(PlannedCall {
             id: CallId::random(),
             upstream: self.route.upstream.clone(),
-            keyed: self.upstream.secret.is_some() || self.upstream.oauth_secret.is_some(),
+            keyed: self.is_keyed(),
             model: self.model(),
-            most: most_tokens(&self.body)?,
+            fallbacks: self.fallbacks()?,
+            most: most_tokens(self.route.endpoint, &self.body)?,
         })
+    }
+
+    fn is_keyed(&self) -> bool {
+        self.upstream.secret.is_some() || self.upstream.oauth_secret.is_some()
     }
 
     /// Names the upstream in a response.
@@ -252,11 +259,27 @@ impl Call {
         };
         named.chars().take(100).collect()
     }
+
+    /// The models that a service with several providers uses when the first one fails.
+    fn fallbacks(&self) -> Result<Vec<String>, String> {
+        #[derive(Deserialize)]
+        struct Fallbacks {
+            models: Option<Vec<String>>,
+        }
+        let models = serde_json::from_slice::<Fallbacks>(&self.body)
+            .map_err(|error| format!("the request is malformed: {error}"))?
+            .models
+            .unwrap_or_default();
+        match models.len() <= MAX_FALLBACKS {
+            true => Ok(models),
+            false => Err(format!("the request names more than {MAX_FALLBACKS} models")),
+        }
+    }
 }
 
 impl CallResult {
     fn unused(status: StatusCode) -> Self {
-        Self { status, usage: Usage::default() }
+        Self { status, used: Used::Counted(Usage::default()) }
     }
 }
 

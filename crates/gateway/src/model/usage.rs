@@ -8,6 +8,7 @@ mod openai;
 use harvest_proto::event::Usage;
 
 use super::route::Endpoint;
+use crate::ledger::Used;
 
 // A longer line of Messages or Chat Completions contains content, never token counts; it is
 // skipped.
@@ -18,8 +19,8 @@ const MAX_JSON_BYTES: usize = 8 * 1024 * 1024;
 // The last event of the Responses API repeats the whole response, and has the token counts. Every
 // event of Gemini has them, beside content such as an image.
 const MAX_COUNTED_LINE_BYTES: usize = MAX_JSON_BYTES;
-// Rough estimate for English text, for responses without a count: connections that broke before it
-// arrived, and bodies that cannot be read.
+// Rough estimate for English text, for complete responses without a count, and for what is known of
+// a response that was not read to its end.
 const BYTES_PER_TOKEN: u64 = 4;
 // An estimate of the input is no more than a usual context window: a request may contain images.
 const MAX_ESTIMATED_INPUT: u64 = 200_000;
@@ -27,8 +28,15 @@ const MAX_ESTIMATED_INPUT: u64 = 200_000;
 // overflow.
 const MAX_CALL_TOKENS: u64 = 100_000_000;
 
-/// The usage that counts for one call: each claimed number up to a bound.
-pub(crate) fn bounded(claimed: Usage) -> Usage {
+/// The tokens that count for one call: each claimed number up to a bound.
+pub(crate) fn bounded(claimed: Used) -> Used {
+    match claimed {
+        Used::Counted(usage) => Used::Counted(bounded_usage(usage)),
+        Used::AtLeast(usage) => Used::AtLeast(bounded_usage(usage)),
+    }
+}
+
+fn bounded_usage(claimed: Usage) -> Usage {
     Usage {
         input_tokens: claimed.input_tokens.min(MAX_CALL_TOKENS),
         output_tokens: claimed.output_tokens.min(MAX_CALL_TOKENS),
@@ -104,24 +112,39 @@ impl Meter {
         }
     }
 
-    /// Tokens of the response so far.
-    pub(crate) fn usage(&self) -> Usage {
+    /// Whether a stream has said all its counts.
+    pub(crate) fn is_closed(&self) -> bool {
+        matches!(&self.body, MeteredBody::Events(Events { tally, .. }) if tally.closed)
+    }
+
+    /// The tokens of a response, which was read to its end or not.
+    pub(crate) fn used(&self, complete: bool) -> Used {
         if !self.endpoint.uses_tokens() {
-            return Usage::default();
+            return Used::Counted(Usage::default());
         }
-        match &self.body {
-            MeteredBody::Events(Events { tally, .. }) if tally.closed => tally.usage,
-            MeteredBody::Events(Events { tally, .. }) => {
-                self.estimated(tally.usage, tally.content_bytes)
+        let (counted, estimated) = match &self.body {
+            MeteredBody::Events(Events { tally, .. }) => (
+                tally.closed.then_some(tally.usage),
+                self.estimated(tally.usage, tally.content_bytes),
+            ),
+            MeteredBody::Json(JsonBody { kept, bytes }) => {
+                (self.counted(kept), self.estimated(Usage::default(), *bytes))
             }
-            MeteredBody::Json(JsonBody { kept, bytes }) => match self.endpoint {
-                Endpoint::Messages => anthropic::json(kept),
-                Endpoint::Responses => openai::responses_json(kept),
-                Endpoint::Chat => openai::chat_json(kept),
-                Endpoint::Gemini => gemini::json(kept),
-                _ => None,
-            }
-            .unwrap_or_else(|| self.estimated(Usage::default(), *bytes)),
+        };
+        match counted {
+            Some(counted) => Used::Counted(counted),
+            None if complete => Used::Counted(estimated),
+            None => Used::AtLeast(estimated),
+        }
+    }
+
+    fn counted(&self, json: &[u8]) -> Option<Usage> {
+        match self.endpoint {
+            Endpoint::Messages => anthropic::json(json),
+            Endpoint::Responses => openai::responses_json(json),
+            Endpoint::Chat => openai::chat_json(json),
+            Endpoint::Gemini => gemini::json(json),
+            _ => None,
         }
     }
 
@@ -201,6 +224,14 @@ mod tests {
         meter
     }
 
+    /// Of a complete response.
+    fn usage_of(meter: &Meter) -> Usage {
+        match meter.used(true) {
+            Used::Counted(usage) => usage,
+            unknown @ Used::AtLeast(_) => panic!("{unknown:?}"),
+        }
+    }
+
     fn meter(stream: &str) -> Meter {
         meter_of(Endpoint::Messages, stream)
     }
@@ -217,7 +248,7 @@ mod tests {
             cache_write_tokens: 3,
         };
         for (endpoint, stream) in OPENAI {
-            assert_eq!(meter_of(endpoint, stream).usage(), expected, "{endpoint:?}");
+            assert_eq!(usage_of(&meter_of(endpoint, stream)), expected, "{endpoint:?}");
             // The last event with token counts, as a response that is not streamed.
             let last = stream.lines().rfind(|line| line.contains("42")).unwrap();
             let json = last.trim_start_matches("data: ");
@@ -225,7 +256,7 @@ mod tests {
             let json = json.get("response").unwrap_or(&json).to_string();
             let mut meter = Meter::new(endpoint, "application/json", 400);
             meter.observe(json.as_bytes());
-            assert_eq!(meter.usage(), expected, "{endpoint:?}");
+            assert_eq!(usage_of(&meter), expected, "{endpoint:?}");
         }
     }
 
@@ -234,7 +265,7 @@ mod tests {
 
     #[test]
     fn gemini_counts_mean_the_same() {
-        let counts = meter_of(Endpoint::Gemini, GEMINI).usage();
+        let counts = usage_of(&meter_of(Endpoint::Gemini, GEMINI));
         let (input_tokens, output_tokens, cache_read_tokens) = (15, 42, 5);
         let expected =
             Usage { input_tokens, output_tokens, cache_read_tokens, cache_write_tokens: 0 };
@@ -242,9 +273,10 @@ mod tests {
         let json = GEMINI.lines().rfind(|line| line.contains("STOP")).unwrap();
         let mut meter = Meter::new(Endpoint::Gemini, "application/json", 400);
         meter.observe(json.trim_start_matches("data: ").as_bytes());
-        assert_eq!(meter.usage(), expected);
+        assert_eq!(usage_of(&meter), expected);
         // Without the last event: the input as counted, 16 bytes of content.
-        let cut = meter_of(Endpoint::Gemini, &GEMINI[..GEMINI.find("\n\n").unwrap() + 2]).usage();
+        let cut =
+            usage_of(&meter_of(Endpoint::Gemini, &GEMINI[..GEMINI.find("\n\n").unwrap() + 2]));
         assert_eq!((cut.input_tokens, cut.output_tokens), (20, 4));
     }
 
@@ -252,7 +284,7 @@ mod tests {
     fn truncated_openai_stream_is_estimated() {
         for (endpoint, stream) in OPENAI {
             let cut = stream.find("42").unwrap();
-            let usage = meter_of(endpoint, &stream[..cut]).usage();
+            let usage = usage_of(&meter_of(endpoint, &stream[..cut]));
             // 400 bytes of the request, 18 of content.
             assert_eq!((usage.input_tokens, usage.output_tokens), (100, 5), "{endpoint:?}");
         }
@@ -261,7 +293,7 @@ mod tests {
     #[test]
     fn inconsistent_openai_counts_do_not_underflow() {
         let more = RESPONSES.replace("\"cached_tokens\":5", "\"cached_tokens\":500");
-        let usage = meter_of(Endpoint::Responses, &more).usage();
+        let usage = usage_of(&meter_of(Endpoint::Responses, &more));
         assert_eq!((usage.input_tokens, usage.cache_read_tokens), (0, 500));
     }
 
@@ -269,14 +301,14 @@ mod tests {
     fn long_last_event_of_responses_is_counted() {
         let output = format!("\"output\":[\"{}\"]", "x".repeat(MAX_LINE_BYTES));
         let long = RESPONSES.replace("\"output\":[]", &output);
-        assert_eq!(meter_of(Endpoint::Responses, &long).usage().output_tokens, 42);
+        assert_eq!(usage_of(&meter_of(Endpoint::Responses, &long)).output_tokens, 42);
     }
 
     #[test]
     fn long_event_of_gemini_is_counted() {
         let long =
             GEMINI.replace("\"args\":{}", &format!("\"args\":\"{}\"", "x".repeat(MAX_LINE_BYTES)));
-        assert_eq!(meter_of(Endpoint::Gemini, &long).usage().output_tokens, 42);
+        assert_eq!(usage_of(&meter_of(Endpoint::Gemini, &long)).output_tokens, 42);
     }
 
     #[test]
@@ -287,15 +319,15 @@ mod tests {
             cache_read_tokens: 5,
             cache_write_tokens: 0,
         };
-        assert_eq!(meter(STREAM).usage(), expected);
+        assert_eq!(usage_of(&meter(STREAM)), expected);
     }
 
     #[test]
     fn truncated_stream_is_estimated() {
         let cut = STREAM.find("data: {\"type\":\"message_delta").unwrap();
-        let usage = meter(&STREAM[..cut]).usage();
+        let usage = usage_of(&meter(&STREAM[..cut]));
         assert_eq!((usage.input_tokens, usage.output_tokens), (10, 4));
-        assert_eq!(meter("").usage().input_tokens, 100);
+        assert_eq!(usage_of(&meter("")).input_tokens, 100);
     }
 
     #[test]
@@ -313,7 +345,7 @@ mod tests {
             cache_read_tokens: 0,
             cache_write_tokens: 9,
         };
-        assert_eq!(meter.usage(), expected);
+        assert_eq!(usage_of(&meter), expected);
     }
 
     #[test]
@@ -328,19 +360,19 @@ mod tests {
                 let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
                 let output_tokens = bytes.div_ceil(4) as u64;
                 let expected = Usage { input_tokens: 100, output_tokens, ..Usage::default() };
-                assert_eq!(meter.usage(), expected, "{endpoint:?}: {bytes} bytes");
+                assert_eq!(usage_of(&meter), expected, "{endpoint:?}: {bytes} bytes");
             }
         }
         let huge = Meter::new(Endpoint::Chat, "application/json", 32 * 1024 * 1024);
-        assert_eq!(huge.usage().input_tokens, MAX_ESTIMATED_INPUT);
+        assert_eq!(usage_of(&huge).input_tokens, MAX_ESTIMATED_INPUT);
         let free = Meter::new(Endpoint::Models, "application/json", 400);
-        assert_eq!(free.usage(), Usage::default());
+        assert_eq!(usage_of(&free), Usage::default());
     }
 
     #[test]
     fn claimed_tokens_are_bounded_per_call() {
         let claim = STREAM.replace("\"output_tokens\":42", "\"output_tokens\":9223372036854775807");
-        let usage = bounded(meter(&claim).usage());
+        let usage = bounded_usage(usage_of(&meter(&claim)));
         assert_eq!((usage.input_tokens, usage.output_tokens), (10, MAX_CALL_TOKENS));
     }
 
@@ -351,7 +383,7 @@ mod tests {
         let MeteredBody::Events(events) = &meter.body else { unreachable!() };
         assert!(events.line.len() <= MAX_LINE_BYTES);
         meter.observe(format!("\n{STREAM}").as_bytes());
-        assert_eq!(meter.usage().output_tokens, 42);
+        assert_eq!(usage_of(&meter).output_tokens, 42);
     }
 
     proptest! {
@@ -366,7 +398,7 @@ mod tests {
                     rest = more;
                     if rest.is_empty() { break; }
                 }
-                prop_assert_eq!(whole.usage(), meter_of(endpoint, stream).usage());
+                prop_assert_eq!(usage_of(&whole), usage_of(&meter_of(endpoint, stream)));
             }
         }
     }

@@ -25,6 +25,7 @@ use harvest_gateway::{
     DoorHandle, DoorSocket, Gateway, GatewayConfig,
     ledger::{
         DoorPolicy, HostSecret, HostSecretUse, Ledger, PlannedCall, Refusal, ResolvedPolicy, Tools,
+        Used,
     },
 };
 use harvest_proto::{
@@ -51,6 +52,7 @@ struct RecordingLedger {
     planned: Mutex<Vec<PlannedCall>>,
     events: Mutex<Vec<EventBody>>,
     settled: Mutex<Vec<Usage>>,
+    unread: Mutex<Vec<Usage>>,
     traffic: Mutex<Vec<TrafficCount>>,
     changed: Notify,
 }
@@ -88,9 +90,14 @@ impl Ledger for RecordingLedger {
         Ok(())
     }
 
-    async fn settle(&self, _: &SessionId, call: &PlannedCall, usage: Usage) {
+    async fn settle(&self, _: &SessionId, call: &PlannedCall, used: Used) -> Usage {
         assert!(self.planned.lock().unwrap().contains(call), "{call:?} was not reserved");
-        self.settled.lock().unwrap().push(usage);
+        let (settled, usage) = match used {
+            Used::Counted(usage) => (&self.settled, usage),
+            Used::AtLeast(usage) => (&self.unread, usage),
+        };
+        settled.lock().unwrap().push(usage);
+        usage
     }
 
     async fn count_traffic(&self, _: &SessionId, counts: Vec<TrafficCount>) {

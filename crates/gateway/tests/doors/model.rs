@@ -362,11 +362,12 @@ async fn fake_api() -> (String, Seen) {
             .unwrap_or_default()
             .to_owned();
         kept.lock().unwrap().push((uri.to_string(), headers, body));
+        let kept = Arc::clone(&kept);
         async move {
             if model == "silent" {
                 std::future::pending::<()>().await;
             }
-            play(&model)
+            play(&model, kept)
         }
     };
     let router = Router::new()
@@ -378,7 +379,14 @@ async fn fake_api() -> (String, Seen) {
     (url, seen)
 }
 
-fn play(model: &str) -> Response<Body> {
+/// Waits for the next request.
+async fn second_request(seen: Seen) {
+    while seen.lock().unwrap().len() < 2 {
+        tokio::task::yield_now().await;
+    }
+}
+
+fn play(model: &str, seen: Seen) -> Response<Body> {
     let events = |list: Vec<&'static str>| {
         stream::iter(list).map(|event| Ok::<_, Infallible>(Bytes::from(event)))
     };
@@ -387,9 +395,11 @@ fn play(model: &str) -> Response<Body> {
         "stream" => response
             .header("content-type", "text/event-stream; charset=utf-8")
             .body(Body::from_stream(events(EVENTS.to_vec()))),
-        "endless" => response
-            .header("content-type", "text/event-stream; charset=utf-8")
-            .body(Body::from_stream(events(EVENTS[..2].to_vec()).chain(stream::pending()))),
+        "slow" => response.header("content-type", "text/event-stream; charset=utf-8").body(
+            Body::from_stream(events(EVENTS[..2].to_vec()).chain(
+                stream::once(second_request(seen)).flat_map(move |()| events(EVENTS[2..].to_vec())),
+            )),
+        ),
         "busy" => response
             .status(429)
             .header("retry-after", "7")
@@ -457,25 +467,25 @@ async fn key_is_added_and_response_is_unchanged() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn usage_is_recorded_after_agent_disconnects() {
+async fn response_is_counted_after_agent_disconnects() {
     let (agent, _) = anthropic().await;
-    let mut chunks = agent.send(MESSAGES, &model("endless")).await.unwrap().bytes_stream();
+    let mut chunks = agent.send(MESSAGES, &model("slow")).await.unwrap().bytes_stream();
     let mut seen = Vec::new();
     while !String::from_utf8_lossy(&seen).contains("hello setup") {
         seen.extend_from_slice(&chunks.next().await.unwrap().unwrap());
     }
     drop(chunks);
+    agent.send("/v1/messages/count_tokens", &model("json")).await.unwrap();
     agent.door.ledger.wait_for_events(1).await;
     let settled = agent.door.ledger.settled.lock().unwrap().clone();
-    assert_eq!((settled.len(), settled[0].input_tokens, settled[0].output_tokens), (1, 11, 5));
+    assert_eq!((settled.len(), settled[0].input_tokens, settled[0].output_tokens), (1, 11, 33));
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn input_counts_when_agent_leaves_before_response() {
-    let (agent, seen) = anthropic().await;
-    let body = model("silent");
+/// Asks the model that gives no response, and leaves once the API has the request.
+async fn ask_and_leave(agent: &Agent, seen: &Seen) {
+    let (count, body) = (seen.lock().unwrap().len(), model("silent"));
     let arrived = async {
-        while seen.lock().unwrap().is_empty() {
+        while seen.lock().unwrap().len() == count {
             tokio::task::yield_now().await;
         }
     };
@@ -483,11 +493,39 @@ async fn input_counts_when_agent_leaves_before_response() {
         answered = agent.send(MESSAGES, &body) => panic!("{answered:?}"),
         () = arrived => {}
     }
+}
+
+/// What is known of a call without a response.
+fn only_input() -> Usage {
+    let input_tokens = model("silent").to_string().len().div_ceil(4) as u64;
+    Usage { input_tokens, ..Usage::default() }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn service_without_key_is_cut_with_the_agent() {
+    let (url, seen) = fake_api().await;
+    let name = UpstreamName::anthropic();
+    let mut config = at(&url);
+    let (secret, oauth_secret) = (None, None);
+    let upstream =
+        Upstream { secret, oauth_secret, ..config.upstreams.get(&name).unwrap().clone() };
+    config.upstreams = config.upstreams.with(name.clone(), upstream);
+    let agent = Agent::new(RecordingLedger::default(), config, name).await;
+    ask_and_leave(&agent, &seen).await;
     let events = agent.door.ledger.wait_for_events(1).await;
     assert!(matches!(events[..], [EventBody::ModelCall { status: 499, .. }]), "{events:?}");
-    let input_tokens = body.to_string().len().div_ceil(4) as u64;
-    let expected = Usage { input_tokens, ..Usage::default() };
-    assert_eq!(*agent.door.ledger.settled.lock().unwrap(), [expected]);
+    assert_eq!(*agent.door.ledger.unread.lock().unwrap(), [only_input()]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn few_cut_responses_are_read_on() {
+    let (agent, seen) = anthropic().await;
+    for _ in 0..17 {
+        ask_and_leave(&agent, &seen).await;
+    }
+    agent.door.ledger.wait_for_events(1).await;
+    assert_eq!(*agent.door.ledger.unread.lock().unwrap(), [only_input()]);
+    assert_eq!(agent.door.ledger.settled.lock().unwrap().len(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -70,7 +70,7 @@ async fn call_is_refused_before_it_exceeds_a_budget() {
     ledger.reserve(&id, &first).await.unwrap();
     let held = ledger.reserve(&id, &dear_call()).await;
     assert!(matches!(&held, Err(Refusal::Retry(why)) if why.contains("$1.00 held")), "{held:?}");
-    ledger.settle(&id, &first, used(600_000)).await;
+    ledger.settle(&id, &first, Used::Counted(used(600_000))).await;
     let reason = final_refusal(ledger.reserve(&id, &dear_call()).await);
     let command = format!("`harvest budget {id} AMOUNT`");
     assert!(reason.contains("budget reached: $1.50 for this session: $0.60 spent"), "{reason}");
@@ -96,6 +96,20 @@ async fn call_is_refused_before_it_exceeds_a_budget() {
         sessions.set_budget(&owner, None).await.unwrap();
     }
     assert_eq!(ledger.reserve(&id, &dear_call()).await, Ok(()));
+}
+
+#[tokio::test]
+async fn unread_response_is_charged_as_held() {
+    let harness = Harness::new().await;
+    let lease = harness.lease().await;
+    let sessions = harness.serve_with(lease).await;
+    let id = harness.session(&sessions, None).await.id;
+    let (ledger, call) = (ledger(&harness, lease).await, dear_call());
+    ledger.reserve(&id, &call).await.unwrap();
+    let charged = ledger.settle(&id, &call, Used::AtLeast(used(7))).await;
+    assert_eq!((charged.input_tokens, charged.output_tokens), (500_000, 500_000));
+    let shown = sessions.get(&id).await.unwrap();
+    assert_eq!((shown.spent_micros, shown.usage), (dollars("1"), charged));
 }
 
 #[tokio::test]

@@ -140,12 +140,13 @@ async fn turn_reports_prompt_and_token_usage() {
     let call = planned_call();
     ledger.reserve(&id, &call).await.unwrap();
     let used = Usage { input_tokens: 90, output_tokens: 20, ..Usage::default() };
-    ledger.settle(&id, &call, used).await;
+    ledger.settle(&id, &call, Used::Counted(used)).await;
     harness.fake.finish_turn(&sandbox(&sessions, &id).await);
     until_state(&sessions, &id, SessionState::Idle).await;
     let call = planned_call();
     ledger.reserve(&id, &call).await.unwrap();
-    ledger.settle(&id, &call, Usage { input_tokens: 1, ..Usage::default() }).await;
+    let used = Usage { input_tokens: 1, ..Usage::default() };
+    ledger.settle(&id, &call, Used::Counted(used)).await;
     let turn = sessions.turn(&id, 1).await.unwrap();
     assert_eq!(
         (turn.text.as_str(), turn.usage.input_tokens, turn.usage.output_tokens),

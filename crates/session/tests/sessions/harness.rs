@@ -114,6 +114,7 @@ pub(crate) fn planned_call() -> PlannedCall {
         upstream: "local".parse().unwrap(),
         keyed: false,
         model: "llama".to_owned(),
+        fallbacks: Vec::new(),
         most: MostTokens { input: Some(1000), output: Some(100), responses: 1 },
     }
 }

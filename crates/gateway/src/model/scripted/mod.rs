@@ -34,7 +34,10 @@ use self::{
     stream_actions::StreamAction,
 };
 use super::{CLIENT_GONE, Call, CallResult, Endpoint, Reply, error, respond, usage::Meter};
-use crate::http::{self, Abort, Body, BodySender};
+use crate::{
+    http::{self, Abort, Body, BodySender},
+    ledger::Used,
+};
 
 const DEFAULT_USAGE: Usage =
     Usage { input_tokens: 100, output_tokens: 20, cache_read_tokens: 0, cache_write_tokens: 0 };
@@ -252,7 +255,7 @@ async fn stream(call: &Call, actions: Vec<StreamAction>, reply: Reply) -> CallRe
             break;
         }
     }
-    CallResult { status: StatusCode::OK, usage: meter.usage() }
+    CallResult { status: StatusCode::OK, used: meter.used(true) }
 }
 
 // Returns false when the response has ended.
@@ -299,7 +302,7 @@ async fn respond_complete(
             Part::Text { .. } | Part::Thinking(_) | Part::Call { .. } => {}
         }
     }
-    CallResult { usage, ..respond(reply, document(call, body)) }
+    CallResult { used: Used::Counted(usage), ..respond(reply, document(call, body)) }
 }
 
 fn labelled(call: &Call, mut response: Response<Body>) -> Response<Body> {

@@ -42,10 +42,13 @@ pub(super) fn chat_event(data: &[u8], tally: &mut Tally) {
     #[derive(Deserialize)]
     struct Choice {
         delta: Option<ChatDelta>,
+        finish_reason: Option<String>,
     }
     let Ok(chunk) = serde_json::from_slice::<Chunk>(data) else { return };
     if let Some(usage) = chunk.usage {
-        tally.close(usage.into());
+        tally.usage = usage.into();
+        // Compatible services count in every chunk, if asked to.
+        tally.closed |= chunk.choices.iter().all(|choice| choice.finish_reason.is_some());
     }
     let deltas = chunk.choices.into_iter().filter_map(|choice| choice.delta);
     tally.content_bytes += deltas.map(|delta| delta.bytes()).sum::<u64>();
