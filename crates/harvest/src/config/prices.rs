@@ -112,6 +112,40 @@ mod tests {
     }
 
     #[test]
+    fn image_models_have_no_text_price() {
+        let prices = load(None).unwrap().0;
+        let price = |model: &str| {
+            prices.iter().find(|price| match price.model.strip_suffix('*') {
+                Some(prefix) => model.starts_with(prefix),
+                None => model == price.model,
+            })
+        };
+        for model in [
+            "gemini-3-pro-image-preview",
+            "gemini-3.1-pro-image",
+            "gemini-2.5-pro-preview-tts",
+            "gemini-2.5-flash-image",
+            "gemini-2.5-flash-preview-tts",
+            "gemini-2.5-flash-lite-image",
+            "gemini-3.5-flash-image-preview",
+            "gpt-image-2",
+            "gpt-5-image",
+        ] {
+            assert_eq!(price(model), None, "{model}");
+        }
+        for model in [
+            "gemini-3-pro-preview",
+            "gemini-3.1-pro-preview-customtools",
+            "gemini-2.5-pro",
+            "gemini-2.5-pro-preview-06-05",
+            "gemini-2.5-flash-preview-09-2025",
+            "gemini-2.5-flash-lite",
+        ] {
+            assert!(price(model).is_some(), "{model}");
+        }
+    }
+
+    #[test]
     fn own_prices_come_first() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("prices.toml");
