@@ -221,6 +221,8 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
 fn run(program: &str, arguments: &[&str]) -> String {
     let spawned = Command::new(program)
         .args(arguments)
+        // Package clients also read the settings of a project in the working directory.
+        .current_dir("/")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
@@ -278,6 +280,12 @@ mod tests {
     fn only_index_lines_of_pip_count() {
         let list = "global.index-url='https://a.example.org/simple'\nglobal.proxy='http://b.example.org'\n";
         assert_eq!(hosts(&index_lines(list)), [("a.example.org".to_owned(), None)]);
+    }
+
+    #[test]
+    fn projects_npmrc_names_no_registry() {
+        assert_ne!(env::current_dir().unwrap(), Path::new("/"));
+        assert_eq!(run("pwd", &["-P"]), "/\n", "a project's `.npmrc` would be read elsewhere");
     }
 
     #[test]

@@ -211,12 +211,14 @@ impl Vault {
     }
 }
 
-/// Replaces every secret in a text by `***`, also in the base64 form of git's credentials.
+/// Replaces every secret in a text by `***`, also in the base64 form of git's credentials. Secrets
+/// are sent without the blanks around them, so they are searched without.
 #[must_use]
 pub fn redact(text: &str, secrets: &[&Secret<String>]) -> String {
     let mut clean = text.to_owned();
-    for secret in secrets.iter().map(|secret| secret.expose()).filter(|secret| !secret.is_empty()) {
-        clean = clean.replace(secret.as_str(), "***");
+    let values = secrets.iter().map(|secret| secret.expose().trim());
+    for secret in values.filter(|secret| !secret.is_empty()) {
+        clean = clean.replace(secret, "***");
         clean = clean.replace(&basic_credentials(secret), "***");
     }
     clean
@@ -361,6 +363,14 @@ mod tests {
         for bad in ["", "a", "1A", "_A", "A-B", "A B", "Ä", &"A".repeat(129)] {
             assert!(bad.parse::<SecretName>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn padded_secret_is_masked_everywhere() {
+        let padded = Secret::new(" tok-1234567\n".to_owned());
+        let text = format!("bad tok-1234567, Basic {}", basic_credentials("tok-1234567"));
+        assert_eq!(redact(&text, &[&padded]), "bad ***, Basic ***");
+        assert_eq!(redact("a b", &[&Secret::new(" ".to_owned())]), "a b");
     }
 
     #[test]

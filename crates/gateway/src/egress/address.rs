@@ -8,6 +8,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 // Azure answers metadata requests on this public-looking address.
 const AZURE_WIRE_SERVER: Ipv4Addr = Ipv4Addr::new(168, 63, 129, 16);
 
+// Clouds answer metadata requests on these unique-local addresses: Google, Oracle, Scaleway. Amazon
+// has a whole network of such services, `fd00:ec2::/32`.
+const METADATA_V6: [Ipv6Addr; 3] = [
+    Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254),
+    Ipv6Addr::new(0xfd00, 0xc1, 0, 0, 0, 0, 0xa9fe, 0xa9fe),
+    Ipv6Addr::new(0xfd00, 0x42, 0, 0, 0, 0, 0, 0x42),
+];
+
 #[must_use]
 pub(crate) fn is_public(address: IpAddr) -> bool {
     match address {
@@ -22,7 +30,11 @@ pub(crate) fn is_public(address: IpAddr) -> bool {
 pub(crate) fn is_private(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => address.is_private() || address.is_loopback(),
-        IpAddr::V6(address) => address.is_unique_local() || address.is_loopback(),
+        IpAddr::V6(address) => {
+            let metadata =
+                METADATA_V6.contains(&address) || address.segments()[..2] == [0xfd00, 0xec2];
+            (address.is_unique_local() && !metadata) || address.is_loopback()
+        }
     }
 }
 
@@ -64,8 +76,19 @@ mod tests {
         for yes in ["10.1.2.3", "192.168.0.1", "172.16.0.1", "127.0.0.1", "::1", "fd00::1"] {
             assert!(private(yes), "{yes}");
         }
-        for no in ["169.254.169.254", "168.63.129.16", "0.0.0.0", "fe80::1", "224.0.0.1", "8.8.8.8"]
-        {
+        for no in [
+            "169.254.169.254",
+            "168.63.129.16",
+            "fd00:ec2::254",
+            "fd00:ec2::23",
+            "fd20:ce::254",
+            "fd00:c1::a9fe:a9fe",
+            "fd00:42::42",
+            "0.0.0.0",
+            "fe80::1",
+            "224.0.0.1",
+            "8.8.8.8",
+        ] {
             assert!(!private(no), "{no}");
         }
     }

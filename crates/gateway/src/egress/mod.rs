@@ -10,7 +10,12 @@ mod plain_http;
 mod proxy;
 mod resolver;
 
-use std::{borrow::Cow, io, net::SocketAddr, time::Duration};
+use std::{
+    borrow::Cow,
+    io,
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use tokio::{
     io::{
@@ -90,10 +95,20 @@ async fn refuse_known_private(
     port: u16,
     private: bool,
 ) -> Result<(), RefusalReason> {
-    let known = timeout(PROXIED_LOOKUP_TIMEOUT, resolve(config, name, port, private)).await;
-    match known {
-        Ok(Err(reason)) if reason == PRIVATE_ADDRESS => Err(reason),
+    match timeout(PROXIED_LOOKUP_TIMEOUT, known_addresses(config, name, port)).await {
+        Ok(Ok(known)) => refuse_any_private(&known, |ip| may_dial(config, name, private, ip)),
         _ => Ok(()),
+    }
+}
+
+/// The proxy may dial any of the addresses, so that each must be allowed.
+fn refuse_any_private(
+    known: &[SocketAddr],
+    may_dial: impl Fn(IpAddr) -> bool,
+) -> Result<(), RefusalReason> {
+    match known.iter().all(|known| may_dial(known.ip())) {
+        true => Ok(()),
+        false => Err(PRIVATE_ADDRESS.into()),
     }
 }
 
@@ -121,14 +136,26 @@ pub(crate) async fn resolve(
     port: u16,
     private: bool,
 ) -> Result<Vec<SocketAddr>, RefusalReason> {
-    let mut found = match config.pinned.get(name) {
-        Some(address) => vec![*address],
-        None => look_up(name, port).await?,
-    };
-    let operator = config.private_hosts.allows_name(name);
-    let is_allowed = |ip| operator || address::is_public(ip) || private && address::is_private(ip);
-    found.retain(|found| is_allowed(found.ip()));
+    let mut found = known_addresses(config, name, port).await?;
+    found.retain(|found| may_dial(config, name, private, found.ip()));
     if found.is_empty() { Err(PRIVATE_ADDRESS.into()) } else { Ok(found) }
+}
+
+fn may_dial(config: &GatewayConfig, name: &str, private: bool, address: IpAddr) -> bool {
+    config.private_hosts.allows_name(name)
+        || address::is_public(address)
+        || private && address::is_private(address)
+}
+
+async fn known_addresses(
+    config: &GatewayConfig,
+    name: &str,
+    port: u16,
+) -> Result<Vec<SocketAddr>, RefusalReason> {
+    match config.pinned.get(name) {
+        Some(address) => Ok(vec![*address]),
+        None => look_up(name, port).await,
+    }
 }
 
 async fn look_up(name: &str, port: u16) -> Result<Vec<SocketAddr>, RefusalReason> {
@@ -205,5 +232,30 @@ async fn first_bytes(
                 Err("the connection ended early".into())
             };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mixed_addresses_are_refused_behind_proxy() {
+        let config = GatewayConfig {
+            private_hosts: crate::PrivateHosts::new(vec!["allowed.example".to_owned()]),
+            ..GatewayConfig::default()
+        };
+        let refused = |name: &str, private: bool, known: &[&str]| {
+            let known: Vec<_> =
+                known.iter().map(|ip| SocketAddr::new(ip.parse().unwrap(), 443)).collect();
+            refuse_any_private(&known, |ip| may_dial(&config, name, private, ip)).is_err()
+        };
+        let (public, private, metadata) = ("203.0.113.7", "10.0.0.1", "169.254.169.254");
+        assert!(!refused("name.example", false, &[public, "2001:db8::1"]));
+        assert!(refused("name.example", false, &[public, private]));
+        assert!(refused("name.example", false, &[private]));
+        assert!(!refused("name.example", true, &[public, private]), "a rule allows it");
+        assert!(refused("name.example", true, &[public, private, metadata]));
+        assert!(!refused("allowed.example", false, &[public, private]));
     }
 }

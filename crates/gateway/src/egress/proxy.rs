@@ -3,7 +3,7 @@
 //! in absolute form, because many proxies allow no tunnel there. The proxy resolves names; its
 //! credentials stay here.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use harvest_proto::Secret;
@@ -14,6 +14,7 @@ use tokio::{
     net::TcpStream,
     time::timeout,
 };
+use url::Host;
 
 use super::RefusalReason;
 use crate::policy;
@@ -28,6 +29,7 @@ pub struct HostProxies {
     http: Option<Proxy>,
     https: Option<Proxy>,
     direct: Vec<DirectName>,
+    direct_networks: Vec<DirectNetwork>,
 }
 
 /// An entry of `NO_PROXY`.
@@ -38,6 +40,13 @@ struct DirectName {
     port: Option<u16>,
 }
 
+/// An address or a network in `NO_PROXY`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct DirectNetwork {
+    base: IpAddr,
+    bits: u32,
+}
+
 /// One proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Proxy {
@@ -46,6 +55,8 @@ pub(crate) struct Proxy {
     /// `None` for `http`, the only kind that is supported here.
     unsupported: Option<String>,
     authorization: Option<Secret<String>>,
+    /// With its credentials.
+    url: Secret<String>,
 }
 
 impl HostProxies {
@@ -61,13 +72,35 @@ impl HostProxies {
             http: proxy("http_proxy"),
             https: proxy("https_proxy"),
             direct: direct.split([',', ' ']).filter_map(DirectName::parse).collect(),
+            direct_networks: direct.split([',', ' ']).filter_map(DirectNetwork::parse).collect(),
         }
     }
 
     /// The proxy for a connection to a normalized name.
     pub(crate) fn of(&self, name: &str, port: u16) -> Option<&Proxy> {
         let proxy = if port == 80 { self.http.as_ref() } else { self.https.as_ref() };
-        proxy.filter(|_| !self.direct.iter().any(|direct| direct.covers(name, port)))
+        proxy.filter(|_| !self.is_direct(name, port))
+    }
+
+    /// The URL of the proxy for an HTTP request, with its credentials.
+    pub(crate) fn of_url(&self, url: &Url) -> Option<String> {
+        let port = url.port_or_known_default()?;
+        let direct = match url.host()? {
+            Host::Domain(name) => self.is_direct(&policy::normalize(name)?, port),
+            Host::Ipv4(address) => self.is_direct_address(address.into(), port),
+            Host::Ipv6(address) => self.is_direct_address(address.into(), port),
+        };
+        let proxy = if url.scheme() == "http" { &self.http } else { &self.https };
+        proxy.as_ref().filter(|_| !direct).map(|proxy| proxy.url.expose().clone())
+    }
+
+    fn is_direct(&self, name: &str, port: u16) -> bool {
+        self.direct.iter().any(|direct| direct.covers(name, port))
+    }
+
+    fn is_direct_address(&self, address: IpAddr, port: u16) -> bool {
+        // No name is empty; an entry for all names covers it.
+        self.is_direct("", port) || self.direct_networks.iter().any(|one| one.covers(address))
     }
 
     /// The normalized names of the proxies.
@@ -87,7 +120,7 @@ impl DirectName {
             return Some(Self { name: String::new(), port });
         }
         let name = name.strip_prefix('*').unwrap_or(name);
-        // Addresses are no names; sandboxes connect to names only.
+        // Addresses are no names.
         policy::normalize(name.strip_prefix('.').unwrap_or(name)).map(|name| Self { name, port })
     }
 
@@ -95,6 +128,27 @@ impl DirectName {
         let below = name.strip_suffix(&self.name).is_some_and(|rest| rest.ends_with('.'));
         (self.name.is_empty() || name == self.name || below)
             && self.port.is_none_or(|only| only == port)
+    }
+}
+
+impl DirectNetwork {
+    fn parse(entry: &str) -> Option<Self> {
+        let (base, bits) = entry.split_once('/').unwrap_or((entry, ""));
+        let base: IpAddr = base.parse().ok()?;
+        let longest = if base.is_ipv4() { 32 } else { 128 };
+        let bits = if bits.is_empty() { longest } else { bits.parse().ok()? };
+        (bits <= longest).then_some(Self { base, bits })
+    }
+
+    fn covers(&self, address: IpAddr) -> bool {
+        let (difference, length) = match (self.base, address) {
+            (IpAddr::V4(base), IpAddr::V4(other)) => {
+                (u128::from(base.to_bits() ^ other.to_bits()), 32)
+            }
+            (IpAddr::V6(base), IpAddr::V6(other)) => (base.to_bits() ^ other.to_bits(), 128),
+            _ => return false,
+        };
+        difference.checked_shr(length - self.bits).unwrap_or(0) == 0
     }
 }
 
@@ -112,7 +166,8 @@ impl Proxy {
         });
         let port = url.port_or_known_default()?;
         let unsupported = (url.scheme() != "http").then(|| url.scheme().to_owned());
-        Some(Self { host, port, unsupported, authorization })
+        let url = Secret::new(with_scheme);
+        Some(Self { host, port, unsupported, authorization, url })
     }
 
     /// The value of `Proxy-Authorization`.
@@ -242,9 +297,32 @@ mod tests {
     }
 
     #[test]
+    fn requests_choose_the_proxy_by_scheme() {
+        let proxies = proxies(&[
+            ("http_proxy", "http://user:pw@plain.corp:3128"),
+            ("no_proxy", "10.0.0.0/8,fd00::/8,203.0.113.7 .internal.corp"),
+        ]);
+        let of = |url: &str| proxies.of_url(&Url::parse(url).unwrap());
+        for url in ["http://a.org/x.git", "http://a.org:8080/x.git", "http://203.0.113.8/x.git"] {
+            assert_eq!(of(url).as_deref(), Some("http://user:pw@plain.corp:3128"), "{url}");
+        }
+        for url in [
+            "https://a.org/x.git",
+            "http://a.internal.corp/x.git",
+            "http://10.9.8.7/x.git",
+            "http://203.0.113.7:3000/x.git",
+            "http://[fd12::1]/x.git",
+        ] {
+            assert_eq!(of(url), None, "{url}");
+        }
+        assert!(!format!("{proxies:?}").contains("pw@"));
+    }
+
+    #[test]
     fn every_name_can_be_direct() {
         let proxies = proxies(&[("ALL_PROXY", "http://proxy.corp:1"), ("NO_PROXY", "*")]);
         assert_eq!(host(&proxies, "example.org", 443), None);
+        assert_eq!(proxies.of_url(&Url::parse("http://203.0.113.7/").unwrap()), None);
         assert!(host(&HostProxies::default(), "example.org", 443).is_none());
     }
 

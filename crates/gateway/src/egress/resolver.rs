@@ -35,11 +35,18 @@ impl PublicResolver {
         policy::normalize(name).is_some_and(|name| self.proxies.contains(&name))
     }
 
+    /// The proxies of the client: those by which requests are judged, not what the client would
+    /// read from the environment.
+    pub(crate) fn proxies(&self) -> reqwest::Proxy {
+        let config = Arc::clone(&self.config);
+        reqwest::Proxy::custom(move |url| config.proxies.of_url(url))
+    }
+
     /// Refuses the host of a request that goes through a proxy, if it is known here and private.
     pub(crate) async fn judge_proxied(&self, url: &Url) -> Result<(), PrivateAddress> {
         let Some(name) = url.domain().and_then(policy::normalize) else { return Ok(()) };
         let port = url.port_or_known_default().unwrap_or_default();
-        if self.config.proxies.of(&name, port).is_none() {
+        if self.config.proxies.of_url(url).is_none() {
             return Ok(());
         }
         let judged = refuse_known_private(&self.config, &name, port, false).await;
@@ -97,6 +104,11 @@ mod tests {
         let proxied = PublicResolver::new(&GatewayConfig { proxies, ..config });
         assert!(proxied.judge_proxied(&url("private.example")).await.is_err());
         assert!(proxied.judge_proxied(&url("allowed.example")).await.is_ok());
+        let only_http = |name: &str| (name == "http_proxy").then(|| "proxy.example".to_owned());
+        let proxies = HostProxies::from_variables(only_http);
+        let proxied = PublicResolver::new(&GatewayConfig { proxies, ..(*proxied.config).clone() });
+        let unusual_port = Url::parse("http://private.example:8080/a.git").unwrap();
+        assert!(proxied.judge_proxied(&unusual_port).await.is_err());
         let refused = resolver.addresses("private.example").await.unwrap_err();
         assert!(refused.is::<PrivateAddress>(), "{refused}");
     }

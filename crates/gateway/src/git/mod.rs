@@ -50,7 +50,7 @@ const TO_REMOTE: [HeaderName; 6] = [
     GIT_PROTOCOL,
 ];
 // Git may compress its request, except where the gateway has to read the body. No compressed
-// response is requested: secrets could not be masked in it.
+// response is requested, and none accepted for a token: it could not be masked.
 const TO_REMOTE_UNREAD: [HeaderName; 1] = [header::CONTENT_ENCODING];
 const FROM_REMOTE: [HeaderName; 5] = [
     header::CONTENT_TYPE,
@@ -135,9 +135,14 @@ async fn fetch(
     parts: &Parts,
     body: Incoming,
 ) -> Response<Body> {
-    let headers = filter_headers(&parts.headers, &[&TO_REMOTE[..], &TO_REMOTE_UNREAD].concat());
+    let mut headers = filter_headers(&parts.headers, &[&TO_REMOTE[..], &TO_REMOTE_UNREAD].concat());
     let body = (wanted == GitRequest::Fetch)
         .then(|| reqwest::Body::wrap_stream(BodyDataStream::new(body)));
+    if body.is_none() {
+        // The remote would wait for the announced bytes, and take them from the next request of a
+        // connection that all sessions share.
+        headers.remove(header::CONTENT_LENGTH);
+    }
     let sent = async {
         let remote = remote?;
         let answered = remote.send(&door.shared, wanted, headers, body).await?;
@@ -287,7 +292,14 @@ impl Remote {
             request.headers_mut().insert(header::AUTHORIZATION, value);
         }
         match shared.clients.execute(request, self.reach).await {
-            Ok(answered) if answered.status() == StatusCode::OK => Ok(answered),
+            Ok(answered) if answered.status() == StatusCode::OK => match &self.secret {
+                Some(_) if answered.headers().contains_key(header::CONTENT_ENCODING) => {
+                    let message =
+                        format!("the remote of `{}` compressed its response unasked", self.name);
+                    Err(http::text(StatusCode::BAD_GATEWAY, &message))
+                }
+                _ => Ok(answered),
+            },
             Ok(answered) => {
                 let redirected = public::redirect(&shared.config.git_hosts, &answered);
                 match redirected.filter(|_| self.secret.is_none() && self.reach == Reach::Public) {

@@ -2,11 +2,19 @@
 
 use std::sync::Arc;
 
-use harvest_gateway::{DoorSocket, Gateway, GatewayConfig, ledger::ResolvedPolicy};
+use harvest_gateway::{
+    DoorSocket, Gateway, GatewayConfig,
+    ledger::{GitAccess, ResolvedPolicy},
+};
 use harvest_proto::{
     EventBody, NetworkPolicy, RuleScope, RuleVerdict,
     api::NetworkRule,
     door::{DoorReply, DoorRequest, GIT_NAME, MCP_NAME, MODEL_NAME},
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
 };
 
 use crate::{RecordingLedger, TestDoor, dial, policy};
@@ -89,4 +97,59 @@ async fn door_for_names_has_no_services() {
         }
     };
     assert_eq!(of_other.await.as_deref(), Some("`--allow other.org` allows it"));
+}
+
+/// A git door whose only repository has its remote at a listener.
+async fn git_door(secret: Option<&str>) -> (TestDoor, TcpListener) {
+    let remote = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/app.git", remote.local_addr().unwrap());
+    let mut policy = policy(&[]);
+    let (name, branch) = ("local/app".parse().unwrap(), Some("main".parse().unwrap()));
+    let secret = secret.map(str::to_owned);
+    policy.repositories = vec![GitAccess { name, url, local: true, secret, branch }];
+    let secrets = [("FORGE_TOKEN", "tok-1234567")].into();
+    let ledger = RecordingLedger { secrets, ..RecordingLedger::default() };
+    (TestDoor::new(ledger, GatewayConfig::default(), policy), remote)
+}
+
+async fn read_head(stream: &mut TcpStream) -> String {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await.unwrap());
+    }
+    String::from_utf8(head).unwrap().to_ascii_lowercase()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn discovery_request_announces_no_body() {
+    let (door, remote) = git_door(None).await;
+    let inside = door.inside(GIT_NAME, 80).await;
+    for service in ["git-upload-pack", "git-receive-pack"] {
+        let mut client = TcpStream::connect(inside).await.unwrap();
+        let line = format!("GET /local/app.git/info/refs?service={service} HTTP/1.1");
+        let body = "x".repeat(300);
+        let request = format!("{line}\r\nhost: git\r\ncontent-length: 300\r\n\r\n{body}");
+        client.write_all(request.as_bytes()).await.unwrap();
+        let (mut received, _) = remote.accept().await.unwrap();
+        let head = read_head(&mut received).await;
+        assert!(head.starts_with("get /app.git/info/refs"), "{head}");
+        assert!(!head.contains("content-length") && !head.contains("transfer-encoding"), "{head}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn compressed_git_response_is_refused() {
+    let (door, remote) = git_door(Some("FORGE_TOKEN")).await;
+    let inside = door.inside(GIT_NAME, 80).await;
+    let mut client = TcpStream::connect(inside).await.unwrap();
+    let line = "GET /local/app.git/info/refs?service=git-upload-pack HTTP/1.1";
+    let request = format!("{line}\r\nhost: git\r\nconnection: close\r\n\r\n");
+    client.write_all(request.as_bytes()).await.unwrap();
+    let (mut received, _) = remote.accept().await.unwrap();
+    assert!(read_head(&mut received).await.contains("authorization: basic "));
+    let answer = "HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 2\r\n\r\nhi";
+    received.write_all(answer.as_bytes()).await.unwrap();
+    let mut answered = String::new();
+    client.read_to_string(&mut answered).await.unwrap();
+    assert!(answered.starts_with("HTTP/1.1 502") && answered.contains("unasked"), "{answered}");
 }
