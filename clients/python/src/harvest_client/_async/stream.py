@@ -1,0 +1,68 @@
+"""Follows the events of a session without gap or repeat, across broken connections."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import httpx
+
+from ..errors import ApiError, ConnectionLost, ServerUnreachable, Unavailable
+from ..events import Event, parse_event
+from ..retry import delays
+from ..wire import Frame, Frames
+from .compat import sleep
+from .connection import Connection
+
+
+async def follow(
+    connection: Connection, session_id: str, after: int
+) -> AsyncGenerator[Event, None]:
+    """Every event after `after`, for ever. Resumes by `seq`; unknown types are passed over."""
+    waits, since = delays(), time.monotonic()
+    while True:
+        failure: ServerUnreachable | ApiError
+        connected = False
+        try:
+            async with aclosing(_frames(connection, session_id, after)) as frames:
+                async for frame in frames:
+                    connected = True
+                    seq = frame.data.get("seq")
+                    if frame.event == "snapshot" or not isinstance(seq, int) or seq <= after:
+                        continue
+                    if seq > after + 1:
+                        # An event was lost on the way: read on from the last one that arrived.
+                        break
+                    waits, since = delays(), time.monotonic()
+                    after = seq
+                    event = parse_event(frame.data)
+                    if event is not None:
+                        yield event
+            since = time.monotonic() if connected else since
+            failure = ConnectionLost("the server ended the stream")
+        except (ServerUnreachable, Unavailable) as error:
+            failure = error
+        wait = next(waits)
+        if time.monotonic() - since + wait > connection.retry_secs:
+            raise failure
+        await sleep(wait)
+
+
+async def _frames(
+    connection: Connection, session_id: str, after: int
+) -> AsyncGenerator[Frame, None]:
+    """The frames of one connection; ends when it breaks."""
+    frames = Frames()
+    async with connection.open(
+        "GET",
+        f"/v1/sessions/{session_id}/events",
+        query={"after": after},
+        accept="text/event-stream",
+    ) as response:
+        try:
+            async for chunk in response.aiter_raw():
+                for frame in frames.feed(chunk):
+                    yield frame
+        except httpx.TransportError:
+            return

@@ -1,0 +1,1 @@
+"""Generated: see `scripts/make_sync.py`."""
