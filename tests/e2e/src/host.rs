@@ -63,7 +63,7 @@ impl Host {
                 .expect("a folder can be made"),
             server: None,
             env: env.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect(),
-            client: reqwest::Client::builder().no_proxy().build().expect("a client needs nothing"),
+            client: client(),
         };
         sweep_after(std::process::id(), host.home(), &host.env);
         host.up().await;
@@ -452,4 +452,11 @@ fn git(folder: &Path, arguments: &[&str]) {
 fn decode(data: &str) -> Vec<u8> {
     use base64::Engine as _;
     base64::engine::general_purpose::STANDARD.decode(data).expect("exec output is base64")
+}
+
+fn client() -> reqwest::Client {
+    // A test that runs a command blocks the task which would notice that the server has closed an
+    // idle connection (after 30 s): the next request would be sent on it.
+    let client = reqwest::Client::builder().no_proxy().pool_idle_timeout(Duration::from_secs(20));
+    client.build().expect("a client needs nothing")
 }
