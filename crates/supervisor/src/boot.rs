@@ -143,6 +143,7 @@ impl BootRunner {
             return self.run_beside(boot, &user, agent, timeout).await;
         }
         self.run_phase(BootPhase::Sync, self.sync(boot, &user, &mut fresh)).await?;
+        self.enforce_git_rules(boot, &user);
         if !building {
             self.prepare_agents(boot, &user).await;
         }
@@ -155,6 +156,18 @@ impl BootRunner {
         }
         self.report(BootPhase::Ready, PhaseStatus::Done, Some(0), None);
         Ok(())
+    }
+
+    /// A session works without the rules, so a failure is only a warning.
+    fn enforce_git_rules(&self, boot: &Boot, user: &User) {
+        let git = Git { sandbox: &self.sandbox, user };
+        for checkout in &boot.repositories {
+            if let Err(error) = git.enforce_rules(checkout) {
+                let name = &checkout.name;
+                let message = format!("git pull and git stash are not refused in {name}: {error}");
+                self.outbox.push(None, EventBody::Warning { message });
+            }
+        }
     }
 
     /// Writes `/app` and what agents look for in their user's home. A session works without either,

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn note_is_told_by_the_next_tool_or_prompt() {
+    fn next_tool_or_prompt_tells_the_note() {
         let mut gate = ToolGate::default();
         assert_eq!(gate.release(Some("changed".into()), false), []);
         let first = gate.ask(tool("a", ToolKind::Read), false);

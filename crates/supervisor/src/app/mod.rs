@@ -119,8 +119,14 @@ mod tests {
 
     #[test]
     fn rules_cover_execution_isolation_and_delivery() {
-        for rule in ["Act, do not ask", "Repair what breaks", "Finish the work", "isolated", "push"]
-        {
+        for rule in [
+            "Act, do not ask",
+            "Repair what breaks",
+            "Finish the work",
+            "isolated",
+            "push",
+            "git stash",
+        ] {
             assert!(RULES.contains(rule), "{rule}");
         }
         assert!(instructions("/workspace/shop").ends_with("directory is /workspace/shop.\n"));

@@ -71,6 +71,7 @@ impl BootRunner {
         timeout: Duration,
     ) -> Result<(), ()> {
         let _keeps_the_sandbox_busy = self.sandbox.detached.register();
+        self.enforce_git_rules(boot, user);
         self.sandbox.sync.begin();
         for name in RULES {
             self.sandbox

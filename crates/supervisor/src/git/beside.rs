@@ -1,5 +1,5 @@
-//! The sync of a checkout that the agent already works in: what is possible without the remote comes
-//! first, the fetch follows.
+//! The sync of a checkout that the agent already works in: what is possible without the remote
+//! comes first, the fetch follows.
 
 use std::{fs, path::Path, time::Duration};
 

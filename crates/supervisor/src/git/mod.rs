@@ -6,6 +6,7 @@ pub(crate) mod program;
 pub(crate) mod public;
 mod queries;
 mod requests;
+mod rules;
 mod trees;
 
 pub(crate) use self::requests::start;
@@ -150,6 +151,12 @@ impl Git<'_> {
             Some(new) => new == old || files::write_small(&path, self.user, &new).is_ok(),
             None => false,
         }
+    }
+
+    /// Makes git refuse what loses work in a checkout. The agent could undo it, but not by
+    /// accident.
+    pub(crate) fn enforce_rules(&self, checkout: &Checkout) -> std::io::Result<()> {
+        rules::enforce(Path::new(&self.folder(&checkout.folder)), self.user)
     }
 
     /// Brings a checkout into the state that `start` requires.

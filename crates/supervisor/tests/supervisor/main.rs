@@ -12,6 +12,7 @@ mod contract;
 mod early_launch;
 mod file_access;
 mod git_requests;
+mod git_rules;
 mod harness;
 mod restarts;
 mod rpc_agents;

@@ -44,7 +44,8 @@ pub(super) fn invocation(start: &AgentStart<'_>) -> Invocation {
     Invocation { argv: argv.map(str::to_owned).into(), env, warning }
 }
 
-/// Makes OpenCode ask before each tool but those that read and search, and go on when one is refused.
+/// Makes OpenCode ask before each tool but those that read and search, and go on when one is
+/// refused.
 fn ask_for_tools(config: &mut Value) {
     config["permission"]["*"] = "ask".into();
     for tool in ["read", "grep", "glob", "list"] {
