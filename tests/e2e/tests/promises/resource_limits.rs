@@ -19,8 +19,9 @@ async fn fork_bomb_and_memory_hog_spare_pid_1() {
 
     let hog = "python3 -c 'x = []\nwhile True: x.append(bytearray(16 << 20))'";
     assert_eq!(host.exec(&session, "harvest", hog).await.0, Exit::Oom);
-    // Every process has left its parent; the timeout still kills the whole tree.
-    let bomb = "f() { f | f & }; f; sleep 600";
+    // Every process has left its parent; the timeout still kills the whole tree. The shell itself
+    // forks once, before the bomb can use up the process limit.
+    let bomb = "f() { f | f & }; (f) & exec sleep 600";
     let exit = host.exec_within(&session, "harvest", bomb, Duration::from_secs(3)).await.0;
     assert_eq!(exit, Exit::Timeout);
 

@@ -287,7 +287,8 @@ async fn next_turn_runs_after_resource_exhaustion() {
     let ended = outcome(&mut follower, &first).await;
     assert!(matches!(ended, TurnOutcome::Completed | TurnOutcome::Failed), "{ended:?}");
     let pid = supervisor(&host, &session).await;
-    let bomb = "f() { f | f & }; f; exec sleep 98763.25";
+    // The shell itself forks once, before the bomb can use up the process limit.
+    let bomb = "f() { f | f & }; (f) & exec sleep 98763.25";
     let second = host.prompt(&session, "Go off.", &json!([{ "bash": bomb }])).await;
     lives("98763.25").await;
     host.post(&format!("/v1/sessions/{session}/stop"), json!({})).await;
