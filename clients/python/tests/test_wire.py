@@ -96,6 +96,11 @@ def test_printed_text_controls_no_terminal() -> None:
             assert "\x1b" not in str(event), event
 
 
+def test_every_event_of_the_api_is_known() -> None:
+    variants = [resolve(one) for one in SCHEMAS["Event"]["oneOf"]]
+    assert {kind for v in variants for kind in v["properties"]["type"]["enum"]} == set(EVENT_TYPES)
+
+
 def samples(kind: str, text: str) -> list[Any]:
     """An event of a type with this text in every field that has text."""
     variants = [resolve(one) for one in SCHEMAS["Event"]["oneOf"]]

@@ -129,6 +129,23 @@ class BootPhase(Event):
         return f"Failed: {one_line(self.failure.message)}" if self.failure else ""
 
 
+@dataclass(frozen=True)
+class SyncedCheckout:
+    """A checkout after a sync, with the commits before and after it."""
+
+    repository: str
+    before: str | None = None
+    after: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Synced(Event):
+    """The checkouts are at the newest commits of their bases."""
+
+    checkouts: tuple[SyncedCheckout, ...]
+    millis: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class InstallStep(Event):
     """A command that installed dependencies."""
@@ -458,6 +475,7 @@ EVENT_TYPES: dict[str, type[Event]] = {
     "sandbox_started": SandboxStarted,
     "sandbox_ended": SandboxEnded,
     "boot_phase": BootPhase,
+    "synced": Synced,
     "install_step": InstallStep,
     "turn_started": TurnStarted,
     "text_delta": TextDelta,
