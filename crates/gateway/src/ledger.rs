@@ -24,8 +24,11 @@ pub trait Ledger: Send + Sync {
     /// Where the value of a secret comes from.
     async fn secret_source(&self, owners: &[SecretOwner], name: &str) -> KeySource;
 
-    /// The values of all secrets of these owners, to be masked.
-    async fn secret_values(&self, owners: &[SecretOwner]) -> Vec<Secret<String>>;
+    /// All secrets of these owners, to be masked.
+    async fn secret_values(
+        &self,
+        owners: &[SecretOwner],
+    ) -> Result<Vec<NamedSecret>, SecretsUnavailable>;
 
     /// The secrets that are added to requests for a host, narrowest scope first.
     async fn host_secrets(&self, owners: &[SecretOwner], host: &str) -> Vec<HostSecret>;
@@ -46,6 +49,18 @@ pub trait Ledger: Send + Sync {
     /// Adds to the network log of a session.
     async fn count_traffic(&self, session: &SessionId, counts: Vec<TrafficCount>);
 }
+
+/// A secret whose value is masked.
+#[derive(Debug, Clone)]
+pub struct NamedSecret {
+    pub name: String,
+    pub value: Secret<String>,
+}
+
+/// The secrets cannot be read, so their values cannot be masked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the stored secrets cannot be read")]
+pub struct SecretsUnavailable;
 
 /// A secret that is added to requests for a host.
 #[derive(Debug, Clone)]

@@ -35,10 +35,10 @@ pub use egress::HostProxies;
 pub use git::{RemoteUrlError, normalize_remote_url};
 pub use harvest_proto::script::{Script, ScriptError, ScriptRule};
 use harvest_proto::{
-    Secret, SecretOwner, SessionId, UpstreamKind, UpstreamName,
+    SecretOwner, SessionId, UpstreamKind, UpstreamName,
     api::{McpService, ModelService, ServiceModels},
 };
-use ledger::{DoorPolicy, Ledger, ResolvedPolicy, Tools};
+use ledger::{DoorPolicy, Ledger, NamedSecret, ResolvedPolicy, SecretsUnavailable, Tools};
 pub use listener::{DoorHandle, DoorListener, DoorSocket, DoorStream};
 pub use mcp::{McpServer, McpServerKind, McpServers};
 pub use model::{Upstream, UpstreamError, Upstreams};
@@ -103,8 +103,14 @@ impl Gateway {
         services
     }
 
-    /// The values of all secrets of these owners, to be masked.
-    pub async fn secret_values(&self, owners: &[SecretOwner]) -> Vec<Secret<String>> {
+    /// All secrets of these owners, to be masked.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    pub async fn secret_values(
+        &self,
+        owners: &[SecretOwner],
+    ) -> Result<Vec<NamedSecret>, SecretsUnavailable> {
         self.shared.ledger.secret_values(owners).await
     }
 

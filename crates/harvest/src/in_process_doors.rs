@@ -7,7 +7,8 @@ use async_trait::async_trait;
 use harvest_gateway::{
     Gateway, GatewayConfig, HostProxies, PrivateHosts, file_registries,
     ledger::{
-        HostSecret, HostSecretUse, Ledger, PlannedCall, Refusal, ResolvedPolicy, TrustedName, Used,
+        HostSecret, HostSecretUse, Ledger, NamedSecret, PlannedCall, Refusal, ResolvedPolicy,
+        SecretsUnavailable, TrustedName, Used,
     },
     trusted_names,
 };
@@ -77,8 +78,11 @@ impl Ledger for NoSecrets {
         KeySource::Missing
     }
 
-    async fn secret_values(&self, _: &[SecretOwner]) -> Vec<Secret<String>> {
-        Vec::new()
+    async fn secret_values(
+        &self,
+        _: &[SecretOwner],
+    ) -> Result<Vec<NamedSecret>, SecretsUnavailable> {
+        Ok(Vec::new())
     }
 
     async fn host_secrets(&self, _: &[SecretOwner], _: &str) -> Vec<HostSecret> {

@@ -5,10 +5,10 @@ use std::{any::Any, sync::Arc};
 use async_trait::async_trait;
 use harvest_gateway::{
     DoorListener, DoorObserver, Gateway,
-    ledger::{DoorPolicy, GitAccess, ResolvedPolicy, Tools},
+    ledger::{DoorPolicy, GitAccess, NamedSecret, ResolvedPolicy, SecretsUnavailable, Tools},
 };
 use harvest_proto::{
-    BranchName, Secret, SecretOwner, UpstreamKind, UpstreamName,
+    BranchName, SecretOwner, UpstreamKind, UpstreamName,
     api::{McpService, ModelService, ServiceModels},
 };
 use tokio::sync::watch;
@@ -57,9 +57,12 @@ pub trait Doors: Send + Sync {
         None
     }
 
-    /// The values of all secrets of these owners, to be masked.
-    async fn secret_values(&self, _owners: &[SecretOwner]) -> Vec<Secret<String>> {
-        Vec::new()
+    /// All secrets of these owners, to be masked.
+    async fn secret_values(
+        &self,
+        _owners: &[SecretOwner],
+    ) -> Result<Vec<NamedSecret>, SecretsUnavailable> {
+        Ok(Vec::new())
     }
 
     /// The model services behind the doors, and where the key of each comes from.
@@ -128,7 +131,10 @@ impl Doors for Gateway {
         Self::tip(self, access, owners, branch.map(|branch| branch.as_str())).await
     }
 
-    async fn secret_values(&self, owners: &[SecretOwner]) -> Vec<Secret<String>> {
+    async fn secret_values(
+        &self,
+        owners: &[SecretOwner],
+    ) -> Result<Vec<NamedSecret>, SecretsUnavailable> {
         Self::secret_values(self, owners).await
     }
 

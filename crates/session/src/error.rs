@@ -33,6 +33,8 @@ pub enum SessionError {
     Sandbox(#[from] SandboxError),
     #[error("cannot use the stored secrets")]
     Vault(#[from] harvest_gateway::vault::VaultError),
+    #[error(transparent)]
+    Secrets(#[from] harvest_gateway::ledger::SecretsUnavailable),
 }
 
 impl SessionError {
@@ -45,7 +47,7 @@ impl SessionError {
             Self::Stopped => "stopping",
             Self::Store(error) if error.is_disk_full() => "no_room",
             Self::Store(error) if error.is_busy() => "database_busy",
-            Self::Store(_) => "store_failed",
+            Self::Store(_) | Self::Secrets(_) => "store_failed",
             Self::Sandbox(error) => error.code(),
             Self::Vault(_) => "vault_failed",
         }
@@ -96,6 +98,7 @@ impl Hint for SessionError {
                 let default = "`harvest doctor` shows whether the disk is full";
                 return error.hint().or(Some(default.into()));
             }
+            Self::Secrets(_) => "try again in a moment; the log of the server says why",
             Self::Vault(error) => return error.hint(),
             Self::Invalid { hint, .. } => return hint.as_deref().map(Cow::Borrowed),
         };

@@ -4,7 +4,10 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use harvest_gateway::{
-    ledger::{HostSecret, HostSecretUse, Ledger, PlannedCall, Refusal, Used},
+    ledger::{
+        HostSecret, HostSecretUse, Ledger, NamedSecret, PlannedCall, Refusal, SecretsUnavailable,
+        Used,
+    },
     vault::Vault,
 };
 use harvest_proto::{
@@ -189,15 +192,24 @@ impl Ledger for StoreLedger {
         }
     }
 
-    async fn secret_values(&self, owners: &[SecretOwner]) -> Vec<Secret<String>> {
-        let stored = self.store.secrets_of(owners).await;
-        let stored = stored.inspect_err(|error| tracing::error!(%error, "cannot read secrets"));
+    async fn secret_values(
+        &self,
+        owners: &[SecretOwner],
+    ) -> Result<Vec<NamedSecret>, SecretsUnavailable> {
+        let stored = self.store.secrets_of(owners).await.map_err(|error| {
+            tracing::error!(error = error_chain(&error), "cannot read secrets");
+            SecretsUnavailable
+        })?;
         let open = |secret: SealedSecret| {
-            self.vault.unseal(&secret.owner, &secret.name.parse().ok()?, &secret.sealed).ok()
+            let name = secret.name.parse().ok()?;
+            let value = self.vault.unseal(&secret.owner, &name, &secret.sealed).ok()?;
+            Some(NamedSecret { name: secret.name, value })
         };
         let global = owners.contains(&SecretOwner::Global);
-        let environment = self.environment.values().filter(|_| global).cloned();
-        stored.unwrap_or_default().into_iter().filter_map(open).chain(environment).collect()
+        let environment = self.environment.iter().filter(|_| global);
+        let environment = environment
+            .map(|(name, value)| NamedSecret { name: name.clone(), value: value.clone() });
+        Ok(stored.into_iter().filter_map(open).chain(environment).collect())
     }
 
     async fn host_secrets(&self, owners: &[SecretOwner], host: &str) -> Vec<HostSecret> {

@@ -40,6 +40,7 @@ mod retention;
 mod root_locks;
 mod sandbox_context;
 pub mod sandboxes;
+mod secret_mask;
 mod server_parts;
 mod sessions;
 mod tasks;

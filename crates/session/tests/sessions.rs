@@ -42,7 +42,7 @@ mod tools;
 
 use std::{
     any::Any,
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -51,7 +51,9 @@ use async_trait::async_trait;
 use futures_util::StreamExt;
 use harvest_gateway::{
     DoorListener,
-    ledger::{DoorPolicy, GitAccess, Ledger, Refusal, Tools, Used},
+    ledger::{
+        DoorPolicy, GitAccess, Ledger, NamedSecret, Refusal, SecretsUnavailable, Tools, Used,
+    },
     vault::Vault,
 };
 use harvest_proto::{

@@ -24,8 +24,8 @@ use async_trait::async_trait;
 use harvest_gateway::{
     DoorHandle, DoorSocket, Gateway, GatewayConfig,
     ledger::{
-        DoorPolicy, HostSecret, HostSecretUse, Ledger, PlannedCall, Refusal, ResolvedPolicy, Tools,
-        Used,
+        DoorPolicy, HostSecret, HostSecretUse, Ledger, NamedSecret, PlannedCall, Refusal,
+        ResolvedPolicy, SecretsUnavailable, Tools, Used,
     },
 };
 use harvest_proto::{
@@ -67,8 +67,11 @@ impl Ledger for RecordingLedger {
         if self.secrets.contains_key(name) { KeySource::Stored } else { KeySource::Missing }
     }
 
-    async fn secret_values(&self, _: &[SecretOwner]) -> Vec<Secret<String>> {
-        Vec::new()
+    async fn secret_values(
+        &self,
+        _: &[SecretOwner],
+    ) -> Result<Vec<NamedSecret>, SecretsUnavailable> {
+        Ok(Vec::new())
     }
 
     async fn host_secrets(&self, _: &[SecretOwner], host: &str) -> Vec<HostSecret> {

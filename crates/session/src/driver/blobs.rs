@@ -4,17 +4,17 @@
 
 use std::{sync::Arc, time::Duration};
 
-use harvest_proto::{SecretOwner, SessionId, bridge::OutboxEvent, event::Blob};
-use harvest_store::{SessionRecord, StoreError};
+use harvest_proto::{SessionId, bridge::OutboxEvent, event::Blob};
+use harvest_store::StoreError;
 use tokio::{sync::mpsc, time::Instant};
 
-use super::event_mask::{EventMask, Values};
+use super::{event_mask::EventMask, secrets::SessionSecrets};
 use crate::{
     bridge::{Bridge, BridgeError, OwnerMessage},
     context::Shared,
     error_chain::error_chain,
     history::{self, Pace},
-    repositories::owners_of,
+    secret_mask::SecretMask,
     wall_clock::now,
 };
 
@@ -39,28 +39,29 @@ struct Detached;
 /// or its receiver.
 pub(super) fn store_blobs(
     shared: &Arc<Shared>,
-    record: &SessionRecord,
+    session: &SessionId,
+    secrets: &Arc<SessionSecrets>,
     bridge: Bridge,
     mut messages: mpsc::Receiver<OwnerMessage>,
 ) -> mpsc::Receiver<OwnerMessage> {
     let (out, events) = mpsc::channel(QUEUED_MESSAGES);
-    let context = Arc::clone(shared);
-    let (session, owners) = (record.session.id.clone(), owners_of(record));
+    let (context, session, secrets) = (Arc::clone(shared), session.clone(), Arc::clone(secrets));
     shared.tasks.spawn(async move {
         let forwarding = async {
             let mut pace = Pace::new(Instant::now());
-            let (mut mask, mut known) = (EventMask::default(), None);
+            let mut mask = EventMask::default();
             loop {
                 let received = next(&mut messages, &mask).await;
                 let is_last = matches!(received, Next::Ended);
                 let ready = match received {
                     Next::Ended | Next::Silence => mask.release(),
                     Next::Message(mut message) => {
-                        refresh(&context, &owners, &mut mask, &mut known).await;
+                        let values = known_values(&context, &secrets).await;
+                        mask.set_values(Arc::clone(&values));
                         if let OwnerMessage::Event(event) = &mut message {
                             let wait = pace.take(history::size(&event.body), Instant::now());
                             tokio::time::sleep(wait).await;
-                            let stored = store_blob(&context, &session, &bridge, event, &mask);
+                            let stored = store_blob(&context, &session, &bridge, event, &values);
                             if Box::pin(stored).await.is_err() {
                                 return;
                             }
@@ -106,17 +107,15 @@ async fn next(messages: &mut mpsc::Receiver<OwnerMessage>, mask: &EventMask) -> 
     }
 }
 
-/// Reads the values of the session's secrets again after one of them may have changed.
-async fn refresh(
-    shared: &Shared,
-    owners: &[SecretOwner],
-    mask: &mut EventMask,
-    known: &mut Option<u64>,
-) {
-    let revision = shared.vault.revision();
-    if *known != Some(revision) {
-        mask.set_values(Values::new(&shared.sandboxes.doors.secret_values(owners).await));
-        *known = Some(revision);
+/// The values of the session's secrets. An event waits while they cannot be read.
+async fn known_values(shared: &Shared, secrets: &SessionSecrets) -> Arc<SecretMask> {
+    let mut delay = Duration::from_millis(50);
+    loop {
+        if let Ok(values) = secrets.values(shared).await {
+            return values;
+        }
+        tokio::time::sleep(delay).await;
+        delay = (delay * 2).min(MAX_DELAY);
     }
 }
 
@@ -125,14 +124,14 @@ async fn store_blob(
     session: &SessionId,
     bridge: &Bridge,
     event: &mut OutboxEvent,
-    mask: &EventMask,
+    values: &SecretMask,
 ) -> Result<(), Detached> {
     let Some(blob) = event.body.blob().cloned() else { return Ok(()) };
     let Some(text) = fetch(bridge, &blob).await? else {
         event.body.remove_blob();
         return Ok(());
     };
-    let text = mask.values().mask(text);
+    let text = values.mask(text);
     let mut delay = Duration::from_millis(50);
     loop {
         let put = shared

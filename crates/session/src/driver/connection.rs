@@ -311,7 +311,7 @@ impl Driver {
         // An earlier connection may have stored events since this one was dialled.
         self.stored = Some((epoch, self.stored_in(epoch).unwrap_or(0).max(stored)));
         let OpenedBridge { bridge, status, events } = opened;
-        let events = store_blobs(&self.shared, &self.record, bridge.clone(), events);
+        let events = store_blobs(&self.shared, self.id(), &self.secrets, bridge.clone(), events);
         self.connection = Some(Connection { bridge, epoch, events, useful: false, unstored: None });
         // Set before the decision on `LinkUp`, which depends on it.
         let changed = std::mem::replace(&mut self.detached, status.detached) != status.detached;

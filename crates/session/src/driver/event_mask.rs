@@ -3,75 +3,23 @@
 //! of a text is found, too: a part whose end may begin a value waits for the next one. The mask is
 //! as long as the value, so sizes stay valid. Pure.
 
-use harvest_proto::{EventBody, Secret, bridge::OutboxEvent};
+use std::sync::Arc;
 
-use crate::bridge::OwnerMessage;
+use harvest_proto::{EventBody, bridge::OutboxEvent};
 
-const MASK: u8 = b'*';
-// Shorter values occur in ordinary text.
-const SHORTEST: usize = 8;
-
-/// The texts to mask, the longest first: a value may contain another.
-#[derive(Default, Clone, PartialEq, Eq)]
-pub(super) struct Values(Vec<String>);
-
-impl Values {
-    pub(super) fn new(secrets: &[Secret<String>]) -> Self {
-        let mut values = Vec::new();
-        for secret in secrets {
-            let value = secret.expose().trim();
-            let quoted = serde_json::to_string(value).unwrap_or_default();
-            let quoted = quoted.trim_matches('"').to_owned();
-            for form in [value.to_owned(), quoted] {
-                if form.len() >= SHORTEST && !values.contains(&form) {
-                    values.push(form);
-                }
-            }
-        }
-        values.sort_by_key(|value| std::cmp::Reverse(value.len()));
-        Self(values)
-    }
-
-    /// The text with every value masked.
-    pub(super) fn mask(&self, text: String) -> String {
-        let mut masked = text;
-        for value in &self.0 {
-            if masked.contains(value) {
-                masked = masked.replace(value, &stars(value.len()));
-            }
-        }
-        masked
-    }
-
-    /// The length of the longest end of the text with which a value begins.
-    fn possible_start(&self, text: &str) -> usize {
-        let starts = |value: &String| {
-            let ends = |length: &usize| text.as_bytes().ends_with(&value.as_bytes()[..*length]);
-            (1..value.len()).rev().find(ends)
-        };
-        self.0.iter().filter_map(starts).max().unwrap_or(0)
-    }
-}
-
-fn stars(length: usize) -> String {
-    char::from(MASK).to_string().repeat(length)
-}
+use crate::{bridge::OwnerMessage, secret_mask::SecretMask};
 
 /// Masks the events of a connection in their order.
 #[derive(Default)]
 pub(super) struct EventMask {
-    values: Values,
+    values: Arc<SecretMask>,
     /// Consecutive parts of one text, of which the last may end in the start of a value.
     held: Vec<OutboxEvent>,
 }
 
 impl EventMask {
-    pub(super) fn set_values(&mut self, values: Values) {
+    pub(super) fn set_values(&mut self, values: Arc<SecretMask>) {
         self.values = values;
-    }
-
-    pub(super) fn values(&self) -> &Values {
-        &self.values
     }
 
     /// Whether an event waits for the next one.
@@ -82,7 +30,7 @@ impl EventMask {
     /// The messages that can be stored after this one.
     pub(super) fn push(&mut self, message: OwnerMessage) -> Vec<OwnerMessage> {
         let mut event = match message {
-            OwnerMessage::Event(event) if !self.values.0.is_empty() => event,
+            OwnerMessage::Event(event) if !self.values.is_empty() => event,
             // A heartbeat does not depend on the events around it.
             other => {
                 let mut ready = match other {
@@ -189,7 +137,8 @@ fn continues(last: &OutboxEvent, next: &OutboxEvent) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use harvest_proto::Timestamp;
+    use harvest_gateway::ledger::NamedSecret;
+    use harvest_proto::{Secret, Timestamp};
     use proptest::prelude::*;
 
     use super::*;
@@ -203,10 +152,10 @@ mod tests {
 
     fn mask() -> EventMask {
         let mut mask = EventMask::default();
-        mask.set_values(Values::new(&[
-            Secret::new(format!("{VALUE}\n")),
-            Secret::new("ab".into()),
-        ]));
+        let secrets = [format!("{VALUE}\n"), "ab".to_owned()];
+        let secrets =
+            secrets.map(|value| NamedSecret { name: "KEY".to_owned(), value: Secret::new(value) });
+        mask.set_values(Arc::new(SecretMask::new(secrets)));
         mask
     }
 
@@ -228,7 +177,7 @@ mod tests {
         };
         let masked = bodies(mask().push(event(1, ended)));
         let [EventBody::ToolEnded { output, .. }] = masked.as_slice() else { panic!("{masked:?}") };
-        assert_eq!(*output, format!("a \"{}\" ab", stars(VALUE.len())));
+        assert_eq!(*output, format!("a \"{}\" ab", "*".repeat(VALUE.len())));
     }
 
     #[test]
@@ -265,7 +214,7 @@ mod tests {
             seen.extend(mask.release());
             prop_assert_eq!(seen.len(), cuts.len() - 1);
             let texts = bodies(seen).into_iter().map(|mut body| part(&mut body).unwrap().clone());
-            let expected = format!("{before}{}{after}", stars(VALUE.len()));
+            let expected = format!("{before}{}{after}", "*".repeat(VALUE.len()));
             prop_assert_eq!(texts.collect::<String>(), expected);
         }
     }

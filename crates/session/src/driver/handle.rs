@@ -45,8 +45,6 @@ pub(crate) enum Command {
 
 pub(crate) struct PromptCommand {
     pub(crate) new: NewPrompt,
-    /// For a session that has none.
-    pub(crate) title: String,
     /// Stop the turn in progress and run this prompt next.
     pub(crate) now: bool,
     /// Written in the same transaction.

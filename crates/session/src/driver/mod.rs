@@ -15,6 +15,7 @@ mod launch;
 mod past_messages;
 mod preconditions;
 mod prompts;
+mod secrets;
 mod writes;
 
 use std::{
@@ -51,10 +52,13 @@ use crate::{
 };
 
 pub(crate) use handle::{BusyGuard, Command, DriverHandle, PromptCommand, Reply};
+pub(crate) use prompts::title;
+pub(crate) use secrets::mask_prompt;
 pub(crate) use writes::{created, event};
 
 use connection::Connection;
 use handle::Rest;
+use secrets::SessionSecrets;
 
 /// The title of a session before its first prompt.
 pub(crate) const UNTITLED: &str = "untitled";
@@ -128,6 +132,7 @@ pub(crate) struct Driver {
     detached: u32,
     /// The epoch in which a sync beside the agent has said where the session's changes begin.
     synced_in: Option<u64>,
+    secrets: Arc<SessionSecrets>,
 }
 
 /// The driver must exit: another server took over, or the session is deleted.
@@ -157,6 +162,7 @@ impl Driver {
         let upstream = upstream.unwrap_or_else(|_| UpstreamName::scripted());
         let driver = Box::new(Self {
             shared: Arc::clone(shared),
+            secrets: SessionSecrets::of(&record),
             stored_state: record.driver_state.clone(),
             record,
             state,

@@ -12,7 +12,9 @@ use harvest_store::Write;
 use super::{
     ControlFlow, Driver, PromptCommand, UNTITLED,
     images::{self, CopyError},
-    past_messages, refuse, writes,
+    past_messages, refuse,
+    secrets::mask_prompt,
+    writes,
 };
 use crate::{
     bridge::{Bridge, BridgeError, PendingReply},
@@ -20,13 +22,20 @@ use crate::{
     decide::Input,
 };
 
+const TITLE_CHARACTERS: usize = 80;
+
 impl Driver {
     /// Queues a prompt. Neither the reply nor the effects read it back from the store.
     pub(super) async fn on_prompt(&mut self, command: PromptCommand) -> ControlFlow {
-        let PromptCommand { mut new, title, now, mut writes, reply } = command;
+        let PromptCommand { mut new, now, mut writes, reply } = command;
         if !new.attachments.is_empty() && !now && self.state.waits_for_answer() {
             return refuse(reply, images::not_in_an_answer());
         }
+        match self.secrets.values(&self.shared).await {
+            Ok(values) => writes.extend(mask_prompt(&mut new, &values)),
+            Err(error) => return refuse(reply, error.into()),
+        }
+        let title = title(&new.text);
         let untitled = self.record.session.title == UNTITLED;
         writes.extend(untitled.then(|| Write::Title(title.clone())));
         // The prompts that wait already keep the agent that they were written for.
@@ -109,6 +118,15 @@ impl Driver {
     }
 }
 
+/// The title of a session by its first prompt: the first line that is not blank, truncated.
+pub(crate) fn title(text: &str) -> String {
+    let line = text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default().trim();
+    if line.chars().count() <= TITLE_CHARACTERS {
+        return line.to_owned();
+    }
+    line.chars().take(TITLE_CHARACTERS - 1).chain(['…']).collect()
+}
+
 fn post(bridge: &Bridge, order: &TurnRequest) -> Result<PendingReply, BridgeError> {
     let order = Box::new(order.clone());
     bridge.post(|id| ToSupervisor::Prompt { id, prompt: order })
@@ -148,5 +166,16 @@ async fn deliver(
             Some(Input::PromptRefused { prompt, detail: fault.message })
         }
         Err(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn title_is_the_first_nonblank_line() {
+        assert_eq!(title("\n  Fix the parser \nplease"), "Fix the parser");
+        assert_eq!(title(&"x".repeat(200)).chars().count(), TITLE_CHARACTERS);
     }
 }

@@ -8,10 +8,7 @@ use harvest_proto::{
 };
 use harvest_store::{BudgetOwner, Write};
 
-use super::{
-    Sessions,
-    verbs::{new_prompt, title},
-};
+use super::{Sessions, verbs::new_prompt};
 use crate::{
     decide::{Mode, State},
     driver::{Command, PromptCommand},
@@ -49,9 +46,8 @@ impl Sessions {
         let done = if continues {
             let text = CONTINUE.parse().expect("it is not empty");
             let new = new_prompt(text, if user.is_known() { user } else { author });
-            let (title, now) = (title(&new.text), false);
-            let prompt =
-                |reply| Command::Prompt(Box::new(PromptCommand { new, title, now, writes, reply }));
+            let command = |reply| PromptCommand { new, now: false, writes, reply };
+            let prompt = |reply| Command::Prompt(Box::new(command(reply)));
             handle.call(prompt).await.map(drop)
         } else {
             let (store, lease) = (&self.shared.store, self.shared.lease);
@@ -90,9 +86,8 @@ impl Sessions {
         let author = self.get(session).await?.author;
         let text = CONTINUE.parse().expect("it is not empty");
         let new = new_prompt(text, author);
-        let (title, now, writes) = (title(&new.text), false, Vec::new());
-        let prompt =
-            |reply| Command::Prompt(Box::new(PromptCommand { new, title, now, writes, reply }));
+        let command = |reply| PromptCommand { new, now: false, writes: Vec::new(), reply };
+        let prompt = |reply| Command::Prompt(Box::new(command(reply)));
         handle.call(prompt).await.map(drop)
     }
 

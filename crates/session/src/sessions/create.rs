@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
+use harvest_gateway::ledger::NamedSecret;
 use harvest_proto::{
     AgentName, BranchName, EventBody, Hint as _, InvalidPort, ModelRef, RuleTarget, RuleVerdict,
     Secret, SecretOwner, SessionId, SnapshotId, UpstreamName,
@@ -16,13 +17,10 @@ use harvest_proto::{
 };
 use harvest_store::{NewCheckout, NewPrompt, NewSession, Removal, RuleOwner, Write};
 
-use super::{
-    Sessions, attachments, branch, uuid,
-    verbs::{new_prompt, title},
-};
+use super::{Sessions, attachments, branch, uuid, verbs::new_prompt};
 use crate::{
     decide::State,
-    driver::UNTITLED,
+    driver::{UNTITLED, mask_prompt, title},
     error::SessionError,
     repositories::{network_rule, shared_owners},
     sandboxes::StartFrom,
@@ -70,13 +68,24 @@ impl Sessions {
             return Err(SessionError::invalid("invalid_attachment", what));
         }
         let prompt = create.prompt.map(|text| new_prompt(text, author.clone()));
-        let prompt = prompt.map(|prompt| NewPrompt { attachments, ..prompt });
+        let mut prompt = prompt.map(|prompt| NewPrompt { attachments, ..prompt });
         check_env(&create.env)?;
         create.key.as_deref().map(check_key).transpose()?;
         let agent = create.agent.unwrap_or_default();
         let wanted = requested_repositories(create.repository, create.base, create.repositories)?;
         let secrets = self.secret_writes(&id, &create.secrets)?;
-        let services = self.services_of_new(&wanted, &author, secrets_of, &create.secrets).await?;
+        let owners = self.owners_of_new(&wanted, &author, secrets_of).await?;
+        let services = self.services_of_new(&owners, &create.secrets).await;
+        let warning = match &mut prompt {
+            Some(prompt) => {
+                let given = create
+                    .secrets
+                    .iter()
+                    .map(|(name, value)| NamedSecret { name: name.clone(), value: value.clone() });
+                mask_prompt(prompt, &self.secret_mask(&owners, given).await?)
+            }
+            None => None,
+        };
         check_model_key(&services, &agent, create.model.as_ref())?;
         if let Some(key) = &create.key {
             self.check_key_free(key).await?;
@@ -89,6 +98,7 @@ impl Sessions {
             None => Vec::new(),
         };
         first_writes.extend(writes.into_iter().chain(allow).chain(secrets));
+        first_writes.extend(warning);
         first_writes.extend(create.budget_micros.map(|limit| Write::Budget(Some(limit))));
         let known = match wanted.first() {
             Some(first) => self.known_repository(first).await?,
@@ -127,23 +137,31 @@ impl Sessions {
         inserted
     }
 
-    /// The model services as a session that is about to be created finds them.
-    async fn services_of_new(
+    /// Whose secrets a session that is about to be created uses, besides its own.
+    async fn owners_of_new(
         &self,
         wanted: &[UseRepository],
         author: &Author,
         secrets_of: Option<SessionId>,
-        given: &BTreeMap<String, Secret<String>>,
-    ) -> Result<Vec<ModelService>, SessionError> {
+    ) -> Result<Vec<SecretOwner>, SessionError> {
         let mut known = Vec::new();
         for one in wanted {
             known.extend(self.known_repository(one).await?.map(|repository| repository.name));
         }
         let mut owners = shared_owners(known.into_iter(), author);
         owners.splice(0..0, secrets_of.map(SecretOwner::Session));
-        let mut services = self.model_services(&owners).await;
+        Ok(owners)
+    }
+
+    /// The model services as a session finds them that is created with these secrets.
+    async fn services_of_new(
+        &self,
+        owners: &[SecretOwner],
+        given: &BTreeMap<String, Secret<String>>,
+    ) -> Vec<ModelService> {
+        let mut services = self.model_services(owners).await;
         services.iter_mut().for_each(|service| service.accept_key_of(given));
-        Ok(services)
+        services
     }
 
     /// The model services, and where the key of each comes from.

@@ -8,11 +8,14 @@ use harvest_proto::{
 };
 use harvest_store::{CheckoutRecord, NewCheckout, NewPrompt, NewSession, SessionRecord, Write};
 
-use super::{
-    SessionInsert, Sessions, branch,
-    verbs::{new_prompt, title},
+use super::{SessionInsert, Sessions, branch, verbs::new_prompt};
+use crate::{
+    decide::State,
+    driver::{mask_prompt, title},
+    error::SessionError,
+    repositories::shared_owners,
+    wall_clock::now,
 };
-use crate::{decide::State, error::SessionError, repositories::shared_owners, wall_clock::now};
 
 /// The most forks of one request.
 pub const MAX_FORKS: usize = 16;
@@ -32,9 +35,10 @@ impl Sessions {
         user: Author,
     ) -> Result<Vec<Session>, SessionError> {
         let user = fork.author.clone().unwrap_or(user);
-        let prompts = prompts(&fork, &user)?;
+        let mut prompts = prompts(&fork, &user)?;
         let (source, point) = self.fork_point(session, fork.turn).await?;
         let inherited = self.secrets_for(&source, &user).await?;
+        let mut warnings = Vec::new();
         if prompts.iter().any(Option::is_some) {
             let (agent, model) = (&source.session.agent, source.session.model.as_ref());
             let repositories = source.checkouts.iter().map(|one| one.repository.clone());
@@ -43,10 +47,15 @@ impl Sessions {
                 owners.insert(0, SecretOwner::Session(source.session.id.clone()));
             }
             self.check_model_key(agent, model, &owners).await?;
+            let mask = self.secret_mask(&owners, std::iter::empty()).await?;
+            let masked = |prompt: &mut Option<_>| mask_prompt(prompt.as_mut()?, &mask);
+            warnings = prompts.iter_mut().map(masked).collect();
         }
+        let mut warnings = warnings.into_iter();
         let fork = |prompt| {
             let (new, state, prompt, mut writes) = new_fork(&source, &point, prompt, &user, now());
             writes.extend(self.inherited_writes(&new.id, &inherited)?);
+            writes.extend(warnings.next().flatten());
             Ok((new, state, prompt, writes))
         };
         let forks = prompts.into_iter().map(fork).collect::<Result<_, SessionError>>()?;

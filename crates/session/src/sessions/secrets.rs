@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use harvest_gateway::ledger::NamedSecret;
 use harvest_proto::{Secret, SecretOwner, SessionId, bridge::Author};
 use harvest_store::{SealedSecret, SessionRecord, Write};
 
 use super::Sessions;
-use crate::{accounts::seal, error::SessionError};
+use crate::{accounts::seal, error::SessionError, secret_mask::SecretMask};
 
 const MAX_SECRETS: usize = 100;
 const MAX_SECRET_BYTES: usize = 64 * 1024;
@@ -40,6 +41,16 @@ impl Sessions {
             Ok(Write::Secret(Box::new(sealed)))
         };
         secrets.iter().map(write).collect()
+    }
+
+    /// Masks the values of the secrets of these owners, and of some that are not stored yet.
+    pub(super) async fn secret_mask(
+        &self,
+        owners: &[SecretOwner],
+        given: impl Iterator<Item = NamedSecret>,
+    ) -> Result<SecretMask, SessionError> {
+        let stored = self.shared.sandboxes.doors.secret_values(owners).await?;
+        Ok(SecretMask::new(stored.into_iter().chain(given)))
     }
 
     /// The session's own secrets, if a session of `user` may have them too: one of another author

@@ -17,8 +17,6 @@ use crate::{
     wall_clock::now,
 };
 
-const TITLE_CHARACTERS: usize = 80;
-
 impl Sessions {
     /// Queues a prompt; it is stored when this returns. A prompt during a question of the agent is
     /// the answer.
@@ -45,11 +43,10 @@ impl Sessions {
         let attachments = attachments::check(create.attachments)?;
         let plain = new_prompt(create.text, create.author.unwrap_or(user));
         let new = NewPrompt { agent, model, effort, attachments, ..plain };
-        let (title, now) = (title(&new.text), create.now);
+        let now = create.now;
         let writes = self.created_write(&new.id.to_string()).into_iter().collect();
         let handle = self.handle(session).await?;
-        let command =
-            |reply| Command::Prompt(Box::new(PromptCommand { new, title, now, writes, reply }));
+        let command = |reply| Command::Prompt(Box::new(PromptCommand { new, now, writes, reply }));
         self.not_found_if_deleted(session, handle.call(command).await).await
     }
 
@@ -249,25 +246,5 @@ pub(super) fn new_prompt(text: PromptText, author: Author) -> NewPrompt {
         effort: None,
         attachments: Vec::new(),
         at: now(),
-    }
-}
-
-/// The first line that is not blank, truncated.
-pub(super) fn title(text: &str) -> String {
-    let line = text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default().trim();
-    if line.chars().count() <= TITLE_CHARACTERS {
-        return line.to_owned();
-    }
-    line.chars().take(TITLE_CHARACTERS - 1).chain(['…']).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn title_is_the_first_nonblank_line() {
-        assert_eq!(title("\n  Fix the parser \nplease"), "Fix the parser");
-        assert_eq!(title(&"x".repeat(200)).chars().count(), TITLE_CHARACTERS);
     }
 }

@@ -23,7 +23,24 @@ pub(crate) struct RecordingDoors(
     pub(crate) Mutex<HashMap<SessionId, Arc<dyn Tools>>>,
     /// The commit of every branch.
     pub(crate) Mutex<String>,
+    /// What each look at the secrets finds; the last result stays. Empty for none.
+    pub(crate) Mutex<VecDeque<Result<Vec<NamedSecret>, SecretsUnavailable>>>,
 );
+
+impl RecordingDoors {
+    /// Sets what each look at the secrets finds: names with values, or a failure.
+    pub(crate) fn find_secrets(&self, looks: &[Option<&[(&str, &str)]>]) {
+        let secret = |(name, value): &(&str, &str)| NamedSecret {
+            name: (*name).to_owned(),
+            value: Secret::new((*value).to_owned()),
+        };
+        let found = |look: &Option<&[(&str, &str)]>| match look {
+            Some(secrets) => Ok(secrets.iter().map(secret).collect()),
+            None => Err(SecretsUnavailable),
+        };
+        *self.3.lock().unwrap() = looks.iter().map(found).collect();
+    }
+}
 
 #[async_trait]
 impl Doors for RecordingDoors {
@@ -47,6 +64,18 @@ impl Doors for RecordingDoors {
 
     async fn check_remote(&self, access: &GitAccess, _: &[SecretOwner]) -> Result<(), String> {
         if access.url.contains("nowhere") { Err("no such remote".to_owned()) } else { Ok(()) }
+    }
+
+    async fn secret_values(
+        &self,
+        _: &[SecretOwner],
+    ) -> Result<Vec<NamedSecret>, SecretsUnavailable> {
+        let mut looks = self.3.lock().unwrap();
+        match looks.len() {
+            0 => Ok(Vec::new()),
+            1 => looks[0].clone(),
+            _ => looks.pop_front().unwrap(),
+        }
     }
 
     async fn tip(
