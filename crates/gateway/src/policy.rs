@@ -134,6 +134,16 @@ pub(crate) fn is_own_name(name: &str) -> bool {
 }
 
 impl ResolvedPolicy {
+    /// Whether a sandbox may connect to a name, or to names below `*.NAME`, on all these ports.
+    #[must_use]
+    pub fn allows(&self, entry: &str, ports: &[u16]) -> bool {
+        let name = match entry.strip_prefix("*.") {
+            Some(rest) => format!("any.{rest}"),
+            None => entry.to_owned(),
+        };
+        ports.iter().all(|port| allows(self, &name, *port))
+    }
+
     /// The reason for refusing a name.
     pub(crate) fn refusal(&self) -> String {
         let whose = if self.owner.is_empty() { "sandbox" } else { "session" };

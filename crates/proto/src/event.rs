@@ -9,7 +9,7 @@ pub use self::agent::{McpServer, McpState, PlanStep, StepStatus, ToolKind};
 use crate::{
     BlobId, BranchName, PromptId, RepositoryName, SandboxId, SnapshotId, StateReason, Timestamp,
     TurnId, TurnReason,
-    api::{Attachment, SessionState},
+    api::{Attachment, RepositoryConfig, SessionState},
 };
 
 /// A stored event.
@@ -112,6 +112,13 @@ pub enum EventBody {
         checkouts: Vec<SyncedCheckout>,
         /// Duration of the sync.
         millis: u64,
+    },
+    /// A checkout's base commit has a `.harvest/config.toml`.
+    RepositoryConfig {
+        /// The repository.
+        repository: RepositoryName,
+        /// What the file says.
+        config: Box<RepositoryConfig>,
     },
     /// A command that installs dependencies of a checkout ended.
     InstallStep {

@@ -16,6 +16,19 @@ word_enum!(
     }
 );
 
+impl NetworkPolicy {
+    /// The one of both that allows less.
+    #[must_use]
+    pub fn stricter(self, other: Self) -> Self {
+        let breadth = |policy| match policy {
+            Self::None => 0,
+            Self::Trusted => 1,
+            Self::Full => 2,
+        };
+        if breadth(other) < breadth(self) { other } else { self }
+    }
+}
+
 word_enum!(
     /// Whether a network rule allows or denies connections.
     RuleVerdict, "verdict of a rule" {

@@ -78,14 +78,14 @@ impl EphemeralSandbox {
         Ok(Self { shared: Arc::clone(shared), guard, bridge, events, _door: door })
     }
 
-    /// Boots the sandbox and reports its events.
+    /// Boots the sandbox and reports its events. An error of the observer ends the boot.
     pub(crate) async fn boot(
         &mut self,
         repository: &RepositoryName,
         base: Option<BranchName>,
         start: BootStart,
         author: Option<&Author>,
-        mut observe: impl FnMut(&EventBody),
+        mut observe: impl FnMut(&EventBody) -> Result<(), EphemeralError>,
     ) -> Result<(), EphemeralError> {
         let boot = Boot {
             session: SessionId::random(),
@@ -110,7 +110,7 @@ impl EphemeralSandbox {
         while let Some(message) = self.events.recv().await {
             let OwnerMessage::Event(event) = message else { continue };
             self.bridge.send(ToSupervisor::EventsStored { upto: event.number });
-            observe(&event.body);
+            observe(&event.body)?;
             let EventBody::BootPhase { phase, status, tail, failure, .. } = event.body else {
                 continue;
             };

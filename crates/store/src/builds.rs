@@ -44,7 +44,7 @@ impl Store {
     ) -> Result<(), StoreError> {
         let query = sqlx::query(
             "UPDATE builds SET status = 'ready', commit_id = $2, check_evidence = $3,
-             millis = $4, built_at = $5, package_manager = $6, log = $7
+             millis = $4, built_at = $5, package_manager = $6, log = $7, config = $8
              WHERE snapshot = $1 AND status = 'building'",
         )
         .bind(build.snapshot_id.to_string())
@@ -53,7 +53,8 @@ impl Store {
         .bind(bigint(build.millis))
         .bind(build.built_at.as_millis())
         .bind(build.package_manager.clone())
-        .bind(log.to_owned());
+        .bind(log.to_owned())
+        .bind(build.config.as_ref().map(to_json));
         match self.writer.execute(Some(lease), query).await? {
             0 => Err(StoreError::missing(format!("build {} in progress", build.snapshot_id))),
             _ => Ok(()),
@@ -184,6 +185,7 @@ pub(crate) fn read(row: &DbRow) -> Result<Option<Build>, StoreError> {
         commit: row::text(row, "commit_id")?,
         package_manager: row::optional(row, "package_manager")?,
         check: row::json_optional(row, "check_evidence")?,
+        config: row::json_optional(row, "config")?,
         millis: row::count(row, "millis")?,
         built_at: row::time(row, "built_at")?,
     }))

@@ -239,6 +239,7 @@ CREATE TABLE builds (
     commit_id TEXT,
     package_manager TEXT,
     check_evidence TEXT,
+    config TEXT,
     error TEXT,
     log TEXT NOT NULL DEFAULT '',
     millis BIGINT NOT NULL DEFAULT 0,

@@ -2,26 +2,29 @@
 //! event; the first failure ends the boot. A boot runs once.
 
 mod beside;
+mod config;
 mod failure;
+mod hooks;
 
 use std::{
     cell::{Cell, RefCell},
+    collections::BTreeMap,
     future::Future,
     os::unix::fs::{MetadataExt, chown},
-    path::{Path, PathBuf},
+    path::Path,
     rc::Rc,
     time::{Duration, Instant},
 };
 
 use harvest_proto::{
-    EventBody, SessionId,
-    bridge::{AgentLaunch, Boot, BootStart, Checkout, Exit, Fault, Reply},
+    CheckoutFolder, EventBody, SessionId,
+    api::RepositoryConfig,
+    bridge::{AgentLaunch, Boot, BootStart, Checkout, Fault, Reply},
     event::{BootPhase, PhaseStatus, SyncedCheckout},
     launch::{APP_FOLDER, MEMORY_FILE},
-    redact,
 };
 
-use self::failure::PhaseError;
+use self::{failure::PhaseError, hooks::hook_path};
 use crate::{
     agents::{self, AgentContext},
     app, capture, files,
@@ -56,6 +59,8 @@ pub(crate) struct BootRunner {
     failed: Cell<bool>,
     /// Why the last phase failed.
     last_error: RefCell<String>,
+    /// What the checkouts' files declare, as far as this boot has read them.
+    configs: RefCell<BTreeMap<CheckoutFolder, RepositoryConfig>>,
 }
 
 impl BootRunner {
@@ -68,6 +73,7 @@ impl BootRunner {
             phase: Cell::default(),
             failed: Cell::default(),
             last_error: RefCell::default(),
+            configs: RefCell::default(),
         })
     }
 
@@ -137,6 +143,9 @@ impl BootRunner {
         let timeout = boot.hook_millis.map_or(DEFAULT_HOOK_TIMEOUT, Duration::from_millis);
         let started: Vec<&Checkout> = boot.repositories.iter().filter(|_| !building).collect();
         self.run_phase(BootPhase::Starting, starting(&self.sandbox, &user)).await?;
+        if matches!(boot.start, BootStart::Image | BootStart::Restore) {
+            self.apply_kept_env(boot, &user);
+        }
         if let Some(agent) = &boot.agent
             && self.can_sync_beside(boot, &user).await
         {
@@ -144,6 +153,9 @@ impl BootRunner {
         }
         self.run_phase(BootPhase::Sync, self.sync(boot, &user, &mut fresh)).await?;
         self.enforce_git_rules(boot, &user);
+        if let Err(broken) = self.read_configs(&fresh, &user, building) {
+            return self.run_phase(BootPhase::Install, async { Err(broken) }).await;
+        }
         if !building {
             self.prepare_agents(boot, &user).await;
         }
@@ -244,7 +256,9 @@ impl BootRunner {
         timeout: Duration,
     ) -> Result<(), ()> {
         let commands = |checkout: &&Checkout| {
-            (install::commands(&self.sandbox, checkout, user, building), (*checkout).clone())
+            let packages = self.config(checkout).packages;
+            let commands = install::commands(&self.sandbox, checkout, user, &packages, building);
+            (commands, (*checkout).clone())
         };
         let mut wanted: Vec<_> = checkouts.iter().map(commands).collect();
         wanted.retain(|(commands, _)| !commands.is_empty());
@@ -270,22 +284,6 @@ impl BootRunner {
             Ok(true)
         };
         self.run_phase(BootPhase::Install, work).await
-    }
-
-    /// Runs a hook of each checkout that has it. A phase without hooks is never reported as
-    /// started: a person would read that a script runs.
-    async fn run_hooks(
-        &self,
-        phase: BootPhase,
-        checkouts: &[&Checkout],
-        user: &User,
-        hook: (&str, Duration),
-    ) -> Result<(), ()> {
-        if checkouts.iter().any(|checkout| hook_path(&self.sandbox, checkout, hook.0).is_file()) {
-            return self.run_phase(phase, hooks(&self.sandbox, checkouts, user, hook)).await;
-        }
-        self.skip(phase);
-        Ok(())
     }
 
     fn skip(&self, phase: BootPhase) {
@@ -405,37 +403,6 @@ fn own(folder: &Path, user: &User) -> std::io::Result<()> {
         chown(folder, Some(user.uid), Some(user.gid))?;
     }
     Ok(())
-}
-
-async fn hooks(
-    sandbox: &Sandbox,
-    checkouts: &[&Checkout],
-    user: &User,
-    (name, timeout): (&str, Duration),
-) -> PhaseResult {
-    let has_hook = |checkout: &&&Checkout| hook_path(sandbox, checkout, name).is_file();
-    for checkout in checkouts.iter().filter(has_hook) {
-        let folder = format!("{}/{}", sandbox.workspace(), checkout.folder);
-        let script = format!(".harvest/{name}");
-        let shell = if Path::new("/bin/bash").exists() { "bash" } else { "sh" };
-        let spec = sandbox.process_spec(vec![shell.to_owned(), script.clone()], user, &folder);
-        let captured = capture::run(sandbox, spec, timeout).await.map_err(|fault| {
-            PhaseError::transient(format!("cannot run {script}")).with_tail(fault.message)
-        })?;
-        if captured.exit != Exit::Code(0) {
-            let script = match checkouts {
-                [_] => script,
-                _ => format!("{}/{script}", checkout.folder),
-            };
-            let tail = redact::redact(&captured.tail);
-            return Err(PhaseError::of_hook(&script, captured.exit).with_tail(tail));
-        }
-    }
-    Ok(true)
-}
-
-fn hook_path(sandbox: &Sandbox, checkout: &Checkout, name: &str) -> PathBuf {
-    Path::new(&sandbox.workspace()).join(&*checkout.folder).join(".harvest").join(name)
 }
 
 fn primary(sandbox: &Sandbox, boot: &Boot) -> String {

@@ -13,6 +13,7 @@ mod models;
 mod network;
 mod prompts;
 mod repositories;
+mod repository_config;
 mod retention;
 mod sandboxes;
 mod schedule;
@@ -50,6 +51,7 @@ pub use repositories::{
     AddRepository, Build, BuildLine, BuildLog, BuildStatus, BuildSummary, CheckOutcome, Evidence,
     PullRequest, PullRequestState, Repository, UpdateRepository,
 };
+pub use repository_config::{RepositoryConfig, RepositoryPolicy};
 pub use retention::{RetentionDrop, RetentionReport, SessionDiskUsage};
 pub use sandboxes::{
     CreateSandbox, CreatedSandbox, DamagedSandbox, ForkSandbox, ForkedSandbox, RestoreSandbox,

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::RepositoryConfig;
 use crate::{BranchName, RepositoryName, RepositoryRef, SnapshotId, Timestamp, text::word_enum};
 
 /// `POST /v1/repositories`: registers a repository.
@@ -58,6 +59,8 @@ pub struct Build {
     pub package_manager: Option<String>,
     /// Result of the repository's check in this build, if the repository has one.
     pub check: Option<Evidence>,
+    /// What `.harvest/config.toml` said in the commit that was built; null without the file.
+    pub config: Option<RepositoryConfig>,
     /// Duration of the build.
     pub millis: u64,
     /// Time of the build.

@@ -18,15 +18,21 @@ use crate::{
 
 pub(crate) const CHECK: &str = ".harvest/check.sh";
 
+/// How evidence names the command of `.harvest/config.toml`.
+const DECLARED: &str = "`check` in .harvest/config.toml";
+
 const RUN: &str = "if [ -x .harvest/check.sh ]; then exec ./.harvest/check.sh; else exec sh .harvest/check.sh; fi";
 
 // The shell's exit code for a missing command.
 const NOT_FOUND: Exit = Exit::Code(127);
 
-/// Prints the command that runs the tests in the current folder.
+/// Prints the command that runs the tests in the current folder: the check, what
+/// `.harvest/config.toml` declares, or what the files suggest.
 const FIND: &str = r#"
 if [ -x .harvest/check.sh ]; then set -- ./.harvest/check.sh
 elif [ -f .harvest/check.sh ]; then set -- sh .harvest/check.sh
+elif [ -s "$HOME/.local/state/harvest/repositories/${PWD##*/}.test" ]; then
+  cat "$HOME/.local/state/harvest/repositories/${PWD##*/}.test"; exit 0
 elif [ -f package.json ] && grep -Eq '"test"[[:space:]]*:' package.json; then set -- npm test --silent
 elif [ -f Cargo.toml ]; then set -- cargo test
 elif [ -f uv.lock ]; then set -- uv run pytest -q
@@ -115,13 +121,17 @@ fn arguments(first_line: &str) -> Vec<String> {
 
 /// Runs the check on the only checkout of a sandbox whose disk is not kept, so that the code it
 /// runs can change neither the script nor the memory of the script's process, and so the verdict.
+/// `declared` is the command of a base branch without a script.
 pub(crate) async fn run_sealed(
     bridge: &Bridge,
     repository: &RepositoryName,
     commit: String,
-    limit: Duration,
+    (declared, limit): (Option<&str>, Duration),
 ) -> Result<Evidence, EphemeralError> {
     let none = none_declared(repository, commit);
+    if let Some(declared) = declared {
+        return Ok(run_declared(bridge, declared, limit, true, none).await?);
+    }
     let Some(argv) = seal(bridge, repository).await? else { return Ok(none) };
     let command = checkout::command(&[], &repository.folder().path(), millis(limit));
     let safe = [("COUNT", "1"), ("KEY_0", "safe.directory"), ("VALUE_0", "*")];
@@ -138,25 +148,51 @@ pub(crate) async fn run_sealed(
     }
 }
 
-/// Runs the check on the only checkout of a sandbox, and calls `started` before. Without a check
-/// script, the evidence says so.
+/// Runs the check on the only checkout of a sandbox, and calls `started` with its name before: the
+/// script, or else the declared command. Without either, the evidence says so.
 pub(crate) async fn run(
     bridge: &Bridge,
     repository: &RepositoryName,
     commit: String,
-    limit: Duration,
-    started: impl FnOnce(),
+    (declared, limit): (Option<&str>, Duration),
+    started: impl FnOnce(&str),
 ) -> Result<Evidence, BridgeError> {
     let folder = &repository.folder().path();
-    let declared = checkout::command(&["test", "-f", CHECK], folder, 60_000);
-    let declared = bridge.run_command(declared).await?;
     let none = none_declared(repository, commit);
-    if !declared.ok() {
-        return Ok(none);
+    if !has_script(bridge, repository).await? {
+        let Some(declared) = declared else { return Ok(none) };
+        started(DECLARED);
+        return run_declared(bridge, declared, limit, false, none).await;
     }
-    started();
+    started(CHECK);
     let command = checkout::command(&["sh", "-c", RUN], folder, millis(limit));
     run_script(bridge, command, none).await
+}
+
+/// Whether the checkout has a script.
+pub(crate) async fn has_script(
+    bridge: &Bridge,
+    repository: &RepositoryName,
+) -> Result<bool, BridgeError> {
+    let folder = &repository.folder().path();
+    let found = bridge.run_command(checkout::command(&["test", "-f", CHECK], folder, 60_000));
+    Ok(found.await?.ok())
+}
+
+async fn run_declared(
+    bridge: &Bridge,
+    declared: &str,
+    limit: Duration,
+    undumpable: bool,
+    none: Evidence,
+) -> Result<Evidence, BridgeError> {
+    // The last line keeps the shell from replacing itself by the command, which would end the
+    // protection of its process.
+    let script = format!("{declared}\nexit $?");
+    let folder = &none.repository.folder().path();
+    let command = checkout::command(&["/bin/sh", "-c", &script], folder, millis(limit));
+    let none = Evidence { check: DECLARED.to_owned(), ..none };
+    run_script(bridge, Command { undumpable, ..command }, none).await
 }
 
 async fn run_script(
@@ -198,7 +234,12 @@ mod tests {
             fs::write(path, content).unwrap();
         }
         let mut command = std::process::Command::new("/bin/sh");
-        let printed = command.args(["-c", FIND]).current_dir(folder.path()).output().unwrap();
+        let printed = command
+            .args(["-c", FIND])
+            .env("HOME", folder.path())
+            .current_dir(folder.path())
+            .output()
+            .unwrap();
         String::from_utf8(printed.stdout).unwrap().trim_end().to_owned()
     }
 

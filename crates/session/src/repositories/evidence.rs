@@ -6,6 +6,7 @@ use std::time::Duration;
 use harvest_proto::{
     EventBody, SandboxId, SessionId,
     api::{CheckOutcome, Evidence, PullRequest, Repository},
+    bridge::BootStart,
 };
 use harvest_store::{CheckoutRecord, SessionRecord, StoreError, Write};
 
@@ -263,7 +264,21 @@ async fn gather(
     let mut sandbox =
         EphemeralSandbox::start(&shared.sandboxes, id, from, Some(door), owner).await?;
     let author = Some(&record.session.author);
-    sandbox.boot(&repository.name, checkout.base.clone(), start, author, |_| {}).await?;
+    // A build's disk was made from the file that its row records.
+    let build = repository.build.as_ref().filter(|_| start == BootStart::Image);
+    let mut config = build.and_then(|build| build.config.clone());
+    let observe = |event: &EventBody| {
+        if let EventBody::RepositoryConfig { config: read, .. } = event {
+            config = Some((**read).clone());
+        }
+        Ok(())
+    };
+    sandbox.boot(&repository.name, checkout.base.clone(), start, author, observe).await?;
+    // What the pushed branch changes of it has no effect.
+    let declared = match check::has_script(&sandbox.bridge, &repository.name).await? {
+        true => None,
+        false => config.and_then(|config| config.check),
+    };
     let branch = &record.session.branch;
     let changed =
         checkout::check_out(&sandbox.bridge, &repository.name.folder(), branch, commit).await;
@@ -274,9 +289,14 @@ async fn gather(
         lost => lost.into(),
     })?;
     let limit = shared.sandboxes.timeouts.check;
-    let mut evidence =
-        check::run_sealed(&sandbox.bridge, &repository.name, commit.to_owned(), limit).await?;
-    if changed {
+    let mut evidence = check::run_sealed(
+        &sandbox.bridge,
+        &repository.name,
+        commit.to_owned(),
+        (declared.as_deref(), limit),
+    )
+    .await?;
+    if changed && declared.is_none() {
         evidence.check.push_str(" (changed by this branch)");
     }
     sandbox.remove().await;

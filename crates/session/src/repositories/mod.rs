@@ -1,6 +1,8 @@
 //! Repositories: registered by URL and prebuilt into a snapshot from which sessions start
 //! (`builds`). Commits that a session has pushed are reviewed (`evidence`).
 
+mod build_report;
+mod build_steps;
 mod builds;
 pub(crate) mod check;
 mod door_policy;

@@ -27,13 +27,27 @@ impl Repositories {
         }
     }
 
-    /// The image of a repository, or of sessions without one.
+    /// The image of a repository, or of sessions without one. An admin's choice wins over the
+    /// repository's.
     pub(crate) async fn image(
         &self,
         repository: Option<&Repository>,
         agent: &AgentName,
     ) -> Result<String, SandboxError> {
-        let named = repository.and_then(|repository| repository.image.as_ref());
+        let build = repository.and_then(|repository| repository.build.as_ref());
+        let config = build.and_then(|build| build.config.as_ref());
+        self.image_declared(repository, config.and_then(|config| config.image.as_ref()), agent)
+            .await
+    }
+
+    /// As [`Repositories::image`], for a repository that declares this image.
+    pub(super) async fn image_declared(
+        &self,
+        repository: Option<&Repository>,
+        declared: Option<&String>,
+        agent: &AgentName,
+    ) -> Result<String, SandboxError> {
+        let named = repository.and_then(|repository| repository.image.as_ref()).or(declared);
         if let Some(image) = named.or(self.shared.image.as_ref()) {
             return Ok(image.clone());
         }

@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, HashSet};
 
 use harvest_gateway::ledger::NamedSecret;
 use harvest_proto::{
-    AgentName, BranchName, EventBody, Hint as _, InvalidPort, ModelRef, RuleTarget, RuleVerdict,
-    Secret, SecretOwner, SessionId, SnapshotId, UpstreamName,
+    AgentName, BranchName, EventBody, Hint as _, InvalidPort, ModelRef, NetworkPolicy, RuleTarget,
+    RuleVerdict, Secret, SecretOwner, SessionId, SnapshotId, UpstreamName,
     api::{
         AddRepository, CreateSession, McpService, ModelService, NetworkRule, Repository,
-        ServiceModels, Session, SetNetworkRule, UnusableModel, UseRepository,
+        RepositoryConfig, ServiceModels, Session, SetNetworkRule, UnusableModel, UseRepository,
     },
     bridge::Author,
     repository_address::{https_url, is_same_url, of_ssh},
@@ -99,11 +99,14 @@ impl Sessions {
         };
         first_writes.extend(writes.into_iter().chain(allow).chain(secrets));
         first_writes.extend(warning);
-        first_writes.extend(create.budget_micros.map(|limit| Write::Budget(Some(limit))));
         let known = match wanted.first() {
             Some(first) => self.known_repository(first).await?,
             None => None,
         };
+        let declared = known.as_ref().and_then(|one| one.build.as_ref()?.config.as_ref());
+        let budget = create.budget_micros.or(declared.and_then(|config| config.budget_micros));
+        first_writes.extend(budget.map(|limit| Write::Budget(Some(limit))));
+        let network = default_network(declared);
         let repositories = &self.shared.repositories;
         repositories.check_agent(&agent, known.as_ref(), create.from.as_ref()).await?;
         let checkouts = self.checkouts(wanted, &author).await?;
@@ -117,7 +120,7 @@ impl Sessions {
             agent,
             model: create.model,
             effort: create.effort,
-            network: create.network.unwrap_or_default(),
+            network: create.network.unwrap_or(network),
             provider: self.shared.sandboxes.provider.name().to_owned(),
             author,
             conversation: uuid(),
@@ -310,6 +313,12 @@ pub(super) struct PlannedSession {
     pub(super) secrets_of: Option<SessionId>,
 }
 
+/// The policy of a session that is created without one: a repository can only make it stricter.
+fn default_network(declared: Option<&RepositoryConfig>) -> NetworkPolicy {
+    let wanted = declared.and_then(|config| config.policy.network);
+    wanted.unwrap_or_default().stricter(NetworkPolicy::default())
+}
+
 fn check_model_key(
     services: &[ModelService],
     agent: &AgentName,
@@ -449,6 +458,18 @@ mod tests {
             assert!(check(bad, "x").is_err(), "{bad}");
         }
         assert!(check("A", "\0").is_err() && check("A", &"x".repeat(MAX_VARIABLE_BYTES)).is_err());
+    }
+
+    #[test]
+    fn repository_can_only_narrow_the_network() {
+        let declared = |network| {
+            let mut config = RepositoryConfig::default();
+            config.policy.network = Some(network);
+            default_network(Some(&config))
+        };
+        assert_eq!(declared(NetworkPolicy::None), NetworkPolicy::None);
+        assert_eq!(declared(NetworkPolicy::Full), NetworkPolicy::Trusted);
+        assert_eq!(default_network(None), NetworkPolicy::Trusted);
     }
 
     #[test]

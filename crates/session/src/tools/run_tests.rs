@@ -58,7 +58,7 @@ pub(super) async fn call(tools: &SessionTools, given: Value) -> Result<ToolResul
     // The agent is silent meanwhile, and its turn would fail before the tests do.
     let timeouts = &tools.shared.timeouts;
     let limit = millis(timeouts.check.min(timeouts.silence.mul_f32(0.9)));
-    let output = run(&format!("exec {runner} 2>&1"), limit).await?;
+    let output = run(&format!("{{ {runner}\n}} 2>&1"), limit).await?;
     let tail = output.tail();
     let counts = counts(&tail);
     let structured = json!({

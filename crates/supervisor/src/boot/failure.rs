@@ -3,7 +3,7 @@
 
 use harvest_proto::{BranchName, RepositoryName, bridge::Exit, event::BootFailure};
 
-use crate::capture::describe;
+use crate::{capture::describe, install::CONFIG_FILE};
 
 /// The failure of a phase.
 #[derive(Debug, PartialEq, Eq)]
@@ -38,6 +38,11 @@ impl PhaseError {
             other => describe(other).trim_start_matches("was ").to_owned(),
         };
         Self::new(format!("{script} failed ({how})"), true)
+    }
+
+    /// The repository's own file: it is broken again.
+    pub(super) fn of_config(repository: &RepositoryName) -> Self {
+        Self::new(format!("{CONFIG_FILE} of {repository} cannot be used"), true)
     }
 
     /// A package manager that failed; the registry may recover.

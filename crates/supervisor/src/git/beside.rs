@@ -6,7 +6,7 @@ use std::{fs, path::Path, time::Duration};
 use harvest_proto::bridge::{BootStart, Checkout, DiffStat, Reply};
 use tokio::time::timeout;
 
-use super::{Git, SyncResult, Synced, has_repository, queries::is_object_id};
+use super::{Git, SyncResult, Synced, has_repository, may_set_up, queries::is_object_id};
 
 impl Git<'_> {
     /// Puts an existing checkout on the session's branch as far as the disk allows. False if the
@@ -94,8 +94,7 @@ impl Git<'_> {
 
     /// What the session's changes are compared with: this commit, or the tree that setup left.
     pub(crate) async fn base_of_changes(&self, checkout: &Checkout, commit: &str) -> String {
-        let has_setup =
-            Path::new(&self.folder(&checkout.folder)).join(".harvest/setup.sh").is_file();
+        let has_setup = may_set_up(Path::new(&self.folder(&checkout.folder)));
         let saved = match has_setup {
             true => self.save_tree(&checkout.folder, Some(commit.to_owned())).await.ok(),
             false => None,

@@ -21,6 +21,7 @@ use harvest_proto::{
 use crate::{
     capture,
     files::{self, blocking_io},
+    install::CONFIG_FILE,
     processes::ProcessSpec,
     sandbox::Sandbox,
     users::User,
@@ -360,6 +361,12 @@ impl Git<'_> {
 
 fn has_repository(folder: &str) -> bool {
     Path::new(folder).join(".git").exists()
+}
+
+/// Whether a program of the repository may have changed the checkout before the session's first
+/// turn.
+fn may_set_up(folder: &Path) -> bool {
+    [".harvest/setup.sh", CONFIG_FILE].iter().any(|file| folder.join(file).is_file())
 }
 
 /// The name that an author's commits have.

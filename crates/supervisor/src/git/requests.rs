@@ -77,7 +77,7 @@ impl Git<'_> {
                 let folder = self.folder(&checkout);
                 let commit = self.head(&folder).await;
                 let default_branch = self.default_branch(&folder).await;
-                let has_setup = Path::new(&folder).join(".harvest/setup.sh").is_file();
+                let has_setup = super::may_set_up(Path::new(&folder));
                 Ok(Reply::Head { commit, default_branch, has_setup })
             }
             GitRequest::SetBranch { checkout, branch } => {

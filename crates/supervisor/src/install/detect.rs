@@ -105,6 +105,19 @@ pub(super) fn commands(projects: &[Project], building: bool) -> Vec<InstallComma
     }
 }
 
+/// The command that installs Debian packages, if there are any.
+pub(super) fn packages(names: &[String]) -> Option<InstallCommand> {
+    let words = ["sh", "-c", INSTALL_PACKAGES, "sh"].map(str::to_owned);
+    (!names.is_empty()).then(|| InstallCommand {
+        folder: String::new(),
+        manager: "apt",
+        title: format!("apt-get install {}", names.join(" ")),
+        argv: words.into_iter().chain(names.iter().cloned()).collect(),
+        as_root: true,
+        required: true,
+    })
+}
+
 fn is_below(project: &Project, above: &str) -> bool {
     above.is_empty() || project.folder.starts_with(&format!("{above}/"))
 }
@@ -401,6 +414,9 @@ if not SpecifierSet(sys.argv[1]).contains(version, prereleases=True):
 
 const INSTALL_POETRY: &str = "command -v poetry > /dev/null || python3 -m pip install poetry";
 
+const INSTALL_PACKAGES: &str = "apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
+    apt-get -qq install --yes --no-install-recommends -- \"$@\"";
+
 const INSTALL_CARGO: &str = "command -v cargo > /dev/null \
     || { apt-get -qq update && apt-get -qq install --no-install-recommends cargo; }";
 
@@ -525,6 +541,16 @@ mod tests {
         let root: Vec<_> = commands.iter().filter(|command| command.as_root).collect();
         assert_eq!(root.len(), 1);
         assert_eq!(root[0].title, "apt-get install cargo");
+    }
+
+    #[test]
+    fn packages_are_arguments_and_required() {
+        let names = ["jq".to_owned(), "g++".to_owned()];
+        let command = packages(&names).unwrap();
+        assert_eq!(command.title, "apt-get install jq g++");
+        assert_eq!(command.argv[4..], names);
+        assert!(command.as_root && command.required);
+        assert_eq!(packages(&[]), None);
     }
 
     #[test]

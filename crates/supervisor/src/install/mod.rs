@@ -1,6 +1,7 @@
 //! Installs the dependencies of a checkout as `detect` decides, and reports each command as an
 //! event. A failed command ends a build; a session starts all the same.
 
+mod config;
 mod detect;
 
 use std::{
@@ -15,8 +16,11 @@ use harvest_proto::{
     json, redact,
 };
 
-pub(crate) use self::detect::InstallCommand;
 use self::detect::Project;
+pub(crate) use self::{
+    config::{CONFIG_FILE, MAX_CONFIG_BYTES, parse as parse_config},
+    detect::InstallCommand,
+};
 use crate::{
     capture::{self, describe},
     files,
@@ -50,11 +54,12 @@ const SKIPPED: [&str; 14] = [
     "tests",
 ];
 
-/// The commands for a checkout, with the access of this user.
+/// The commands for a checkout, with the access of this user. Debian packages come first.
 pub(crate) fn commands(
     sandbox: &Sandbox,
     checkout: &Checkout,
     user: &User,
+    packages: &[String],
     building: bool,
 ) -> Vec<InstallCommand> {
     let root = format!("{}/{}", sandbox.workspace(), checkout.folder);
@@ -63,7 +68,9 @@ pub(crate) fn commands(
         projects.push(read_project(&Path::new(&root).join(&name), name, user));
     }
     projects.retain(|project| !project.files.is_empty());
-    detect::commands(&projects, building)
+    let mut commands: Vec<_> = detect::packages(packages).into_iter().collect();
+    commands.extend(detect::commands(&projects, building));
+    commands
 }
 
 /// Patterns of git for the files that decide what is installed.

@@ -46,6 +46,7 @@ mod quickstart;
 mod readme;
 mod recovery;
 mod repositories;
+mod repository_config;
 mod resource_limits;
 mod sandbox_network;
 mod sandboxes;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use harvest_proto::{
-    api::{AddRepository, Repository, UpdateRepository},
+    api::{AddRepository, Repository, RepositoryConfig, UpdateRepository},
     repository_address::{ADDRESS_FORMS, https_url},
 };
 use serde_json::json;
@@ -168,9 +168,38 @@ fn describe(repository: &Repository) -> String {
             add("dependencies", build.package_manager.as_deref().unwrap_or("none found"));
             let check = build.check.as_ref();
             add("check", check.map_or("none", |check| check.outcome.as_str()));
+            if let Some(config) = &build.config {
+                add("config", &declared(config));
+            }
         }
     }
     text
+}
+
+/// What `.harvest/config.toml` says, on one line.
+fn declared(config: &RepositoryConfig) -> String {
+    let list = |name: &str, values: &[String]| {
+        (!values.is_empty()).then(|| format!("{name} {}", values.join(" ")))
+    };
+    let value = |name: &str, value: Option<String>| value.map(|value| format!("{name} {value}"));
+    let names = |values: &std::collections::BTreeMap<String, String>| -> Vec<String> {
+        values.keys().cloned().collect()
+    };
+    let ports: Vec<String> = config.ports.iter().map(u16::to_string).collect();
+    let parts = [
+        value("image", config.image.clone()),
+        list("packages", &config.packages),
+        list("env", &names(&config.env)),
+        config.setup.is_some().then(|| "setup".to_owned()),
+        config.test.is_some().then(|| "test".to_owned()),
+        config.check.is_some().then(|| "check".to_owned()),
+        list("ports", &ports),
+        value("network", config.policy.network.map(|policy| policy.to_string())),
+        list("allow", &config.policy.allow),
+        value("budget", config.budget_micros.map(|budget| budget.to_string())),
+    ];
+    let parts: Vec<String> = parts.into_iter().flatten().collect();
+    if parts.is_empty() { "empty".to_owned() } else { parts.join(", ") }
 }
 
 fn row(repository: &Repository) -> [String; 6] {
