@@ -1,5 +1,9 @@
-//! Generates the pages below `docs/reference` from the code. Test-only: the tests fail when a page
-//! is out of date and print the command that regenerates it.
+//! Generates the pages below `docs/reference`, and `.env.example`, from the code. Test-only: the
+//! tests fail when a page is out of date and print the command that regenerates it.
+
+mod base_image;
+mod environment;
+mod events;
 
 use std::path::PathBuf;
 
@@ -141,9 +145,10 @@ fn keys_table(keys: &[Key]) -> String {
     table
 }
 
-/// Compares a page with its file; with `HARVEST_REGENERATE` set, writes the file first.
-fn check(name: &str, page: &str) {
-    let file = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference").join(name);
+/// Compares a page with its file in the repository; with `HARVEST_REGENERATE` set, writes the file
+/// first.
+fn check(path: &str, page: &str) {
+    let file = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..").join(path);
     if std::env::var_os("HARVEST_REGENERATE").is_some() {
         std::fs::create_dir_all(file.parent().unwrap()).unwrap();
         std::fs::write(&file, page).unwrap();
@@ -151,7 +156,7 @@ fn check(name: &str, page: &str) {
     let current = std::fs::read_to_string(&file).unwrap_or_default();
     assert!(
         current == page,
-        "docs/reference/{name} is out of date; regenerate it with\n  {REGENERATE}\n{}",
+        "{path} is out of date; regenerate it with\n  {REGENERATE}\n{}",
         difference(&current, page)
     );
 }
@@ -171,18 +176,34 @@ fn difference(current: &str, page: &str) -> String {
 
 #[test]
 fn cli_reference_is_up_to_date() {
-    check("cli.md", &cli_page());
+    check("docs/reference/cli.md", &cli_page());
 }
 
 #[test]
 fn config_reference_is_up_to_date() {
-    check("config.md", &config_page());
+    check("docs/reference/config.md", &config_page());
 }
 
 #[test]
 fn openapi_document_is_up_to_date() {
     let document = serde_json::to_string_pretty(&harvest_server::document()).unwrap();
-    check("openapi.json", &(document + "\n"));
+    check("docs/reference/openapi.json", &(document + "\n"));
+}
+
+#[test]
+fn events_reference_is_up_to_date() {
+    let document = serde_json::to_value(harvest_server::document()).unwrap();
+    check("docs/reference/events.md", &events::page(&document));
+}
+
+#[test]
+fn base_image_reference_is_up_to_date() {
+    check("docs/reference/base-image.md", &base_image::page());
+}
+
+#[test]
+fn environment_example_is_up_to_date() {
+    check(".env.example", &environment::example());
 }
 
 #[test]
