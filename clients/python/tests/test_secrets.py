@@ -124,7 +124,15 @@ async def test_tokens_become_secrets_of_the_session(
         assert any(PLANTED in key for key in model.keys)
         stored = host.api("GET", "secrets")["items"]
         mine = {item["name"] for item in stored if item.get("owner") == session.id}
-        assert {"GITHUB_TOKEN", "ANTHROPIC_API_KEY", "LINEAR_API_KEY"} <= mine
+        assert mine == {
+            "ANTHROPIC_API_KEY",
+            "CLAUDE_CODE_OAUTH_TOKEN",
+            "GEMINI_API_KEY",
+            "GITHUB_TOKEN",
+            "LINEAR_API_KEY",
+            "OPENAI_API_KEY",
+            "SENTRY_AUTH_TOKEN",
+        }
         inside = await session.exec("sh", "-c", "env; cat /proc/*/environ 2>/dev/null")
         assert PLANTED not in inside.stdout
 

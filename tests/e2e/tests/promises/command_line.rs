@@ -10,6 +10,8 @@ use std::{
 
 use harvest_e2e::{Host, OfflineHome};
 
+use crate::SAMPLE;
+
 const RUN: [&str; 6] = ["run", "-d", "--agent", "scripted", "--net", "none"];
 
 /// Runs a command with this input; returns its exit code, stdout and stderr.
@@ -198,4 +200,31 @@ async fn forks_are_distinguishable_in_the_list() {
     let listed = host.harvest(["ls"]);
     let fork = format!("↳{}@1 a title", &parent[4..8]);
     assert!(listed.stdout.contains(&fork), "{listed:?}");
+}
+
+#[tokio::test]
+async fn every_listing_is_json_on_request() {
+    let host = Host::start().await;
+    host.repository("calc", SAMPLE).await;
+    let run = ["run", "-d", "-r", "calc", "-m", "scripted", "--net", "none", "begin"];
+    assert_eq!(host.harvest(run).code, 0);
+    for verb in [
+        &["ls"][..],
+        &["show", "-"],
+        &["queue", "ls", "-"],
+        &["repo", "ls"],
+        &["secret", "ls"],
+        &["image", "ls"],
+        &["doctor"],
+        &["sandbox", "plan"],
+        &["sandbox", "ls"],
+        &["snapshot", "ls"],
+        &["volume", "ls"],
+        &["df"],
+        &["gc", "--dry-run"],
+    ] {
+        let ran = host.harvest(verb.iter().chain(&["--json"]));
+        let parsed = serde_json::from_str::<serde_json::Value>(&ran.stdout);
+        assert!(ran.code == 0 && parsed.is_ok(), "{verb:?}: {ran:?}");
+    }
 }

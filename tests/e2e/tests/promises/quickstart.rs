@@ -1,15 +1,19 @@
-//! `harvest quickstart` succeeds twice in a row and cleans up.
+//! `harvest quickstart` succeeds twice in a row, prints what the README shows, and cleans up.
 
 use std::process::Command;
 
 use harvest_e2e::binary;
 
+use crate::documents::{missing, output_of};
+
 #[test]
 fn quickstart_completes_twice_and_cleans_up() {
     let home = tempfile::Builder::new().prefix("hv").tempdir().unwrap();
     let quickstart = |arguments: &[&str]| {
-        let ran = Command::new(binary("harvest"))
-            .arg("quickstart")
+        // Both outputs in one, in the order of a terminal.
+        let ran = Command::new("sh")
+            .args(["-c", "exec \"$0\" quickstart \"$@\" 2>&1"])
+            .arg(binary("harvest"))
             .args(arguments)
             .env("HARVEST_HOME", home.path())
             .env_remove("ANTHROPIC_API_KEY")
@@ -17,11 +21,7 @@ fn quickstart_completes_twice_and_cleans_up() {
             .env("GIT_CONFIG_GLOBAL", "/dev/null")
             .output()
             .unwrap();
-        let text = format!(
-            "{}{}",
-            String::from_utf8_lossy(&ran.stdout),
-            String::from_utf8_lossy(&ran.stderr)
-        );
+        let text = String::from_utf8_lossy(&ran.stdout).into_owned();
         assert!(ran.status.success(), "{text}");
         text
     };
@@ -32,6 +32,8 @@ fn quickstart_completes_twice_and_cleans_up() {
         {
             assert!(text.contains(wanted), "no `{wanted}` in:\n{text}");
         }
+        let shown = output_of("README.md", "make run");
+        assert_eq!(missing(&shown, &text), None, "the README shows it; printed was:\n{text}");
     }
     quickstart(&["--clean"]);
     let left: Vec<_> =

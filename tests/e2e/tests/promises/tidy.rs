@@ -3,8 +3,10 @@
 
 mod dependencies;
 mod downloads;
+mod hook;
 mod language;
 mod modules;
+mod requirements;
 mod source;
 
 use std::{fs, path::PathBuf};
