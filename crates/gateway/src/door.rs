@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     Shared,
+    egress::Lookups,
     ledger::{DoorPolicy, ResolvedPolicy, Tools},
     policy::{self, Verdict},
     traffic::Traffic,
@@ -59,6 +60,7 @@ pub(crate) struct Door {
     pub(crate) gemini_calls: Arc<Semaphore>,
     pub(crate) remote_calls: Arc<Semaphore>,
     pub(crate) drains: Semaphore,
+    pub(crate) lookups: Lookups,
 }
 
 impl Door {
@@ -82,6 +84,7 @@ impl Door {
             gemini_calls: Arc::new(Semaphore::new(MAX_GEMINI_CALLS)),
             remote_calls: Arc::new(Semaphore::new(MAX_REMOTE_CALLS)),
             drains: Semaphore::new(MAX_DRAINS),
+            lookups: Lookups::default(),
         }
     }
 

@@ -20,7 +20,7 @@ use hyper::{
     server::conn::http1,
     service::service_fn,
 };
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     sync::mpsc,
@@ -36,6 +36,11 @@ pub(crate) type BodySender = mpsc::Sender<Result<Bytes, BodyError>>;
 
 // Buffer of a connection; a request's head must fit.
 const MAX_BUFFER_BYTES: usize = 64 * 1024;
+
+// For the head of a request, from the open connection or the end of the last response: a client
+// that sends a byte now and then must not occupy a connection for ever. Longer than HTTP clients
+// keep an unused connection (at most five minutes), so that it is never closed under a request.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
 // RFC 9110, 7.6.1, and older headers of the same kind.
 const HOP_BY_HOP: [HeaderName; 8] = [
@@ -61,10 +66,21 @@ where
     Handler: Fn(Request<Incoming>) -> Handled,
     Handled: Future<Output = Result<Response<Body>, Abort>>,
 {
-    // No idle timeout: agents keep connections open for hours, and their number per door is
-    // limited.
+    serve_with(stream, handler, HEAD_TIMEOUT).await;
+}
+
+async fn serve_with<Stream, Handler, Handled>(
+    stream: Stream,
+    handler: Handler,
+    head_timeout: Duration,
+) where
+    Stream: AsyncRead + AsyncWrite + Unpin,
+    Handler: Fn(Request<Incoming>) -> Handled,
+    Handled: Future<Output = Result<Response<Body>, Abort>>,
+{
     let mut server = http1::Builder::new();
     server.max_buf_size(MAX_BUFFER_BYTES);
+    server.timer(TokioTimer::new()).header_read_timeout(head_timeout);
     if let Err(error) = server.serve_connection(TokioIo::new(stream), service_fn(handler)).await {
         tracing::debug!(%error, "a connection to the door ended early");
     }
@@ -260,7 +276,21 @@ fn builder() -> reqwest::ClientBuilder {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
     use super::*;
+
+    #[tokio::test]
+    async fn request_head_must_arrive_in_time() {
+        let (mut client, server) = tokio::io::duplex(1024);
+        let handler = |_| std::future::ready(Ok(text(StatusCode::OK, "unexpected")));
+        let serve = serve_with(server, handler, Duration::from_millis(1));
+        client.write_all(b"GET / HTTP/1.1\r\nx-slow: ").await.unwrap();
+        // Both end only because the server closes the connection.
+        let mut rest = Vec::new();
+        let (_, read) = tokio::join!(serve, client.read_to_end(&mut rest));
+        assert!(read.is_ok() && !String::from_utf8_lossy(&rest).contains("200"), "{rest:?}");
+    }
 
     #[test]
     fn hop_by_hop_headers_are_not_forwarded() {

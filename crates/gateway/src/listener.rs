@@ -218,7 +218,7 @@ async fn connect(door: Arc<Door>, mut stream: Stream, name: &str, port: u16) {
         let _ = stream.write_all(&line(&reply)).await;
         return;
     };
-    match egress::connect(&door.shared.config, name, port, private).await {
+    match egress::connect(&door.shared.config, &door.lookups, name, port, private).await {
         Ok(upstream) => {
             if stream.write_all(&line(&DoorReply::Open)).await.is_ok() {
                 forward(&door, stream, upstream, name, port, private).await;

@@ -13,8 +13,11 @@ const SHORTEST: usize = 8;
 
 pub(crate) struct StreamRedactor {
     secrets: Vec<Vec<u8>>,
-    /// The end of the last chunk, if it may be the start of a secret.
+    /// The end of what came so far, if it may be the start of a secret. Not masked yet: it can be
+    /// the start of one secret and contain another.
     held: Vec<u8>,
+    /// How many of the held bytes are the end of a secret.
+    masked: usize,
 }
 
 impl StreamRedactor {
@@ -24,14 +27,12 @@ impl StreamRedactor {
             let secret = secret.expose().trim();
             [secret.to_owned(), basic_credentials(secret)].map(String::into_bytes)
         };
-        let mut secrets: Vec<_> = secrets
+        let secrets = secrets
             .iter()
             .filter(|secret| secret.expose().trim().len() >= SHORTEST)
             .flat_map(forms)
             .collect();
-        // Longer ones first: a secret may contain another.
-        secrets.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
-        Self { secrets, held: Vec::new() }
+        Self { secrets, held: Vec::new(), masked: 0 }
     }
 
     /// The bytes that can be forwarded after this chunk.
@@ -40,19 +41,31 @@ impl StreamRedactor {
             return chunk;
         }
         self.held.extend_from_slice(&chunk);
-        for secret in &self.secrets {
-            let found: Vec<_> = memmem::find_iter(&self.held, secret).collect();
-            for at in found {
-                self.held[at..at + secret.len()].fill(MASK);
-            }
-        }
-        let held = self.held.split_off(self.held.len() - self.possible_start());
-        std::mem::replace(&mut self.held, held).into()
+        self.release(self.held.len() - self.possible_start())
     }
 
     /// The rest of the body.
     pub(crate) fn finish(&mut self) -> Bytes {
-        std::mem::take(&mut self.held).into()
+        self.release(self.held.len())
+    }
+
+    /// Removes and masks the first bytes.
+    fn release(&mut self, length: usize) -> Bytes {
+        let starts = |secret: &Vec<u8>| {
+            let length = secret.len();
+            memmem::find_iter(&self.held, secret).map(|at| (at, at + length)).collect::<Vec<_>>()
+        };
+        // All are found before any is masked: they can overlap.
+        let mut found: Vec<_> = self.secrets.iter().flat_map(starts).collect();
+        found.push((0, self.masked));
+        let held = self.held.split_off(length);
+        let mut released = std::mem::replace(&mut self.held, held);
+        self.masked = 0;
+        for (start, end) in found.into_iter().filter(|(start, _)| *start < length) {
+            released[start..end.min(length)].fill(MASK);
+            self.masked = self.masked.max(end.saturating_sub(length));
+        }
+        released.into()
     }
 
     /// The length of the longest end of the held bytes with which a secret starts.
@@ -88,6 +101,31 @@ mod tests {
     fn short_secret_and_ordinary_text_are_untouched() {
         assert_eq!(redact(&[b"a b", b" c"], "b"), b"a b c");
         assert_eq!(redact(&[b"sk-ant", b"-else"], KEY), b"sk-ant-else");
+    }
+
+    #[test]
+    fn overlapping_secrets_are_masked_across_chunks() {
+        let secrets = ["abcdefgh", "abcdefgh-and-more", "gh-another"]
+            .map(|secret| Secret::new(secret.to_owned()));
+        let secrets: Vec<_> = secrets.iter().collect();
+        for (text, masked) in [
+            ("a abcdefgh-and-more.", (17, ".")),
+            ("a abcdefgh.", (8, ".")),
+            ("a abcdefgh-and", (8, "-and")),
+            ("a abcdefgh-another.", (16, ".")),
+        ] {
+            let masked = format!("a {}{}", "*".repeat(masked.0), masked.1);
+            for cut in 0..text.len() {
+                let mut redactor = StreamRedactor::new(&secrets);
+                let parts = [&text[..cut], &text[cut..]];
+                let mut out: Vec<u8> = Vec::new();
+                for part in parts {
+                    out.extend(redactor.push(Bytes::copy_from_slice(part.as_bytes())));
+                }
+                out.extend(redactor.finish());
+                assert_eq!(String::from_utf8(out).unwrap(), masked, "{cut}");
+            }
+        }
     }
 
     #[test]

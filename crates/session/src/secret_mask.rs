@@ -9,7 +9,7 @@ const MASK: char = '*';
 // Shorter values occur in ordinary text.
 const SHORTEST: usize = 8;
 
-/// The texts to mask, the longest first: a value may contain another.
+/// The texts to mask.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) struct SecretMask(Vec<MaskedText>);
 
@@ -38,7 +38,6 @@ impl SecretMask {
                 }
             }
         }
-        texts.sort_by_key(|known| std::cmp::Reverse(known.text.len()));
         Self(texts)
     }
 
@@ -53,13 +52,18 @@ impl SecretMask {
 
     /// The text with every value masked, and the names of the secrets that it contained.
     pub(crate) fn mask_naming(&self, text: String) -> (String, BTreeSet<&str>) {
-        let (mut masked, mut found) = (text, BTreeSet::new());
+        // All are found before any is masked: they can overlap.
+        let (mut ranges, mut found) = (Vec::new(), BTreeSet::new());
         for known in &self.0 {
-            if masked.contains(&known.text) {
-                let mask = MASK.to_string().repeat(known.text.len());
-                masked = masked.replace(&known.text, &mask);
+            for (at, value) in text.match_indices(&known.text) {
+                ranges.push(at..at + value.len());
                 found.insert(known.secret.as_str());
             }
+        }
+        let mut masked = text;
+        for range in ranges {
+            let mask = MASK.to_string().repeat(range.len());
+            masked.replace_range(range, &mask);
         }
         (masked, found)
     }
@@ -82,15 +86,16 @@ mod tests {
 
     #[test]
     fn masked_secrets_are_named() {
-        let secrets = [("KEY", "first-value"), ("LONG", "first-value-2"), ("SHORT", "word")];
+        let secrets = [("KEY", "first-value"), ("LONG", "value-second"), ("SHORT", "word")];
         let secrets = secrets.map(|(name, value)| NamedSecret {
             name: name.to_owned(),
             value: Secret::new(value.to_owned()),
         });
         let mask = SecretMask::new(secrets);
-        let (masked, found) = mask.mask_naming("a first-value-2, a word".to_owned());
-        assert_eq!(masked, format!("a {}, a word", "*".repeat(13)));
-        assert_eq!(found, ["LONG"].into());
+        let (masked, found) = mask.mask_naming("a first-value-second, a word".to_owned());
+        assert_eq!(masked, format!("a {}, a word", "*".repeat(18)));
+        assert_eq!(found, ["KEY", "LONG"].into());
+        assert_eq!(mask.mask_naming("a value-".to_owned()), ("a value-".to_owned(), [].into()));
         assert!(!format!("{mask:?}").contains("value"));
     }
 }

@@ -209,8 +209,8 @@ pub(super) fn masked(
     response: Response<Body>,
     secrets: &[Secret<String>],
 ) -> Result<Response<Body>, Abort> {
-    let encoding = response.headers().get(header::CONTENT_ENCODING);
-    if encoding.is_some_and(|encoding| encoding != "identity") {
+    let mut encodings = response.headers().get_all(header::CONTENT_ENCODING).iter();
+    if encodings.any(|encoding| encoding != "identity") {
         let message = "the host compressed its response, which cannot be searched for the secret";
         return Ok(refusal(StatusCode::BAD_GATEWAY, message));
     }

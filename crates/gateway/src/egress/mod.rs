@@ -6,6 +6,7 @@
 pub(crate) mod address;
 pub(crate) mod hello;
 mod intercept;
+mod lookups;
 mod plain_http;
 mod proxy;
 mod resolver;
@@ -22,11 +23,12 @@ use tokio::{
         AsyncBufRead, AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt,
         copy_bidirectional,
     },
-    net::{TcpStream, lookup_host},
+    net::TcpStream,
     time::timeout,
 };
 
 pub(crate) use intercept::{Interception, UpstreamTls};
+pub(crate) use lookups::Lookups;
 use plain_http::SendMode;
 pub use proxy::HostProxies;
 use proxy::Proxy;
@@ -34,7 +36,6 @@ pub(crate) use resolver::{PrivateAddress, PublicResolver};
 
 use crate::{GatewayConfig, policy};
 
-const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
 // A host whose names only its proxy resolves may have no resolver that answers.
 const PROXIED_LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -58,15 +59,16 @@ pub(crate) struct OpenConnection {
 
 pub(crate) async fn connect(
     config: &GatewayConfig,
+    lookups: &Lookups,
     name: &str,
     port: u16,
     private: bool,
 ) -> Result<OpenConnection, RefusalReason> {
     let name = policy::normalize(name).ok_or("not a valid host name")?;
     match config.proxies.of(&name, port) {
-        Some(proxy) => connect_through(proxy, config, &name, port, private).await,
+        Some(proxy) => connect_through(proxy, config, lookups, &name, port, private).await,
         None => {
-            let stream = connect_directly(config, &name, port, private).await?;
+            let stream = connect_directly(config, lookups, &name, port, private).await?;
             Ok(OpenConnection { stream, http_proxy: None })
         }
     }
@@ -77,11 +79,12 @@ pub(crate) async fn connect(
 async fn connect_through(
     proxy: &Proxy,
     config: &GatewayConfig,
+    lookups: &Lookups,
     name: &str,
     port: u16,
     private: bool,
 ) -> Result<OpenConnection, RefusalReason> {
-    refuse_known_private(config, name, port, private).await?;
+    refuse_known_private(config, lookups, name, port, private).await?;
     Ok(match port {
         80 => OpenConnection { stream: proxy.dial().await?, http_proxy: Some(proxy.clone()) },
         _ => OpenConnection { stream: proxy.tunnel(name, port).await?, http_proxy: None },
@@ -91,11 +94,12 @@ async fn connect_through(
 /// Refuses a name that a proxy would resolve, if it is known here and private.
 async fn refuse_known_private(
     config: &GatewayConfig,
+    lookups: &Lookups,
     name: &str,
     port: u16,
     private: bool,
 ) -> Result<(), RefusalReason> {
-    match timeout(PROXIED_LOOKUP_TIMEOUT, known_addresses(config, name, port)).await {
+    match timeout(PROXIED_LOOKUP_TIMEOUT, known_addresses(config, lookups, name, port)).await {
         Ok(Ok(known)) => refuse_any_private(&known, |ip| may_dial(config, name, private, ip)),
         _ => Ok(()),
     }
@@ -114,11 +118,12 @@ fn refuse_any_private(
 
 async fn connect_directly(
     config: &GatewayConfig,
+    lookups: &Lookups,
     name: &str,
     port: u16,
     private: bool,
 ) -> Result<TcpStream, RefusalReason> {
-    for address in resolve(config, name, port, private).await? {
+    for address in resolve(config, lookups, name, port, private).await? {
         if let Ok(Ok(stream)) = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
             // Small packets of a handshake must not be delayed.
             let _ = stream.set_nodelay(true);
@@ -132,11 +137,12 @@ async fn connect_directly(
 /// another look-up. Private ones may be if `private` says so, or the operator.
 pub(crate) async fn resolve(
     config: &GatewayConfig,
+    lookups: &Lookups,
     name: &str,
     port: u16,
     private: bool,
 ) -> Result<Vec<SocketAddr>, RefusalReason> {
-    let mut found = known_addresses(config, name, port).await?;
+    let mut found = known_addresses(config, lookups, name, port).await?;
     found.retain(|found| may_dial(config, name, private, found.ip()));
     if found.is_empty() { Err(PRIVATE_ADDRESS.into()) } else { Ok(found) }
 }
@@ -149,20 +155,13 @@ fn may_dial(config: &GatewayConfig, name: &str, private: bool, address: IpAddr) 
 
 async fn known_addresses(
     config: &GatewayConfig,
+    lookups: &Lookups,
     name: &str,
     port: u16,
 ) -> Result<Vec<SocketAddr>, RefusalReason> {
     match config.pinned.get(name) {
         Some(address) => Ok(vec![*address]),
-        None => look_up(name, port).await,
-    }
-}
-
-async fn look_up(name: &str, port: u16) -> Result<Vec<SocketAddr>, RefusalReason> {
-    match timeout(LOOKUP_TIMEOUT, lookup_host((name, port))).await {
-        Ok(Ok(found)) => Ok(found.collect()),
-        Ok(Err(_)) => Err("cannot resolve the name".into()),
-        Err(_) => Err("resolving the name timed out".into()),
+        None => lookups.look_up(name, port).await,
     }
 }
 

@@ -8,7 +8,7 @@ use reqwest::{
     dns::{Addrs, Name, Resolve, Resolving},
 };
 
-use super::{PRIVATE_ADDRESS, look_up, refuse_known_private, resolve};
+use super::{Lookups, PRIVATE_ADDRESS, refuse_known_private, resolve};
 use crate::{GatewayConfig, policy};
 
 /// A name that resolves to private addresses only.
@@ -22,12 +22,13 @@ pub(crate) struct PublicResolver {
     /// The host's own proxies, which may have private addresses. They resolve the names of remotes
     /// themselves.
     proxies: Arc<BTreeSet<String>>,
+    lookups: Lookups,
 }
 
 impl PublicResolver {
     pub(crate) fn new(config: &GatewayConfig) -> Self {
         let proxies = Arc::new(config.proxies.names());
-        Self { config: Arc::new(config.clone()), proxies }
+        Self { config: Arc::new(config.clone()), proxies, lookups: Lookups::default() }
     }
 
     /// Whether a name is that of a proxy, whose address is not judged.
@@ -49,16 +50,16 @@ impl PublicResolver {
         if self.config.proxies.of_url(url).is_none() {
             return Ok(());
         }
-        let judged = refuse_known_private(&self.config, &name, port, false).await;
+        let judged = refuse_known_private(&self.config, &self.lookups, &name, port, false).await;
         judged.map_err(|_| PrivateAddress)
     }
 
     async fn addresses(&self, name: &str) -> Result<Vec<SocketAddr>, crate::http::BodyError> {
         let name = policy::normalize(name).ok_or("not a valid host name")?;
         if self.proxies.contains(&name) {
-            return Ok(look_up(&name, 0).await?);
+            return Ok(self.lookups.look_up(&name, 0).await?);
         }
-        resolve(&self.config, &name, 0, false).await.map_err(|reason| {
+        resolve(&self.config, &self.lookups, &name, 0, false).await.map_err(|reason| {
             if reason == PRIVATE_ADDRESS { PrivateAddress.into() } else { reason.into() }
         })
     }

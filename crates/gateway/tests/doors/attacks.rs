@@ -13,8 +13,8 @@ use harvest_proto::{
 };
 
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    net::{TcpListener, TcpStream, UnixStream},
 };
 
 use crate::{RecordingLedger, TestDoor, dial, policy};
@@ -152,4 +152,33 @@ async fn compressed_git_response_is_refused() {
     let mut answered = String::new();
     client.read_to_string(&mut answered).await.unwrap();
     assert!(answered.starts_with("HTTP/1.1 502") && answered.contains("unasked"), "{answered}");
+}
+
+/// Connections to a gateway name of which none sends a complete request.
+async fn slow_heads(door: &TestDoor, count: usize) -> Vec<BufReader<UnixStream>> {
+    let mut held = Vec::new();
+    for _ in 0..count {
+        let (reply, mut stream) = door.request(&connect(MODEL_NAME, 80)).await;
+        assert_eq!(reply, DoorReply::Open);
+        stream.write_all(b"POST /v1/messages HTTP/1.1\r\nx-slow: ").await.unwrap();
+        held.push(stream);
+    }
+    held
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slow_requests_of_one_door_delay_no_other() {
+    let hostile = TestDoor::new(RecordingLedger::default(), GatewayConfig::default(), policy(&[]));
+    let mut held = slow_heads(&hostile, 512).await;
+    let socket = hostile.folder.path().join("other.sock");
+    let listener = Box::new(DoorSocket::bind(&socket).unwrap());
+    let _other = hostile.gateway.open(listener, policy(&[]), None, None);
+    for stream in &mut held {
+        stream.write_all(b"a").await.unwrap();
+        let (_, mut answered) = dial(&socket, &connect(MODEL_NAME, 80)).await;
+        answered.write_all(b"GET /none HTTP/1.1\r\nhost: model\r\n\r\n").await.unwrap();
+        let mut line = String::new();
+        answered.read_line(&mut line).await.unwrap();
+        assert!(line.starts_with("HTTP/1.1 404"), "{line}");
+    }
 }

@@ -302,6 +302,35 @@ async fn smuggled_headers_and_upgrades_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn body_with_two_lengths_hides_no_request() {
+    let ca = authority();
+    let server = RealServer::start(&ca, ok).await;
+    let setup = setup(&server, &ca, bearer());
+    let hidden = format!("GET /hidden HTTP/1.1\r\nhost: {HOST}\r\n\r\n");
+    let lengths = [
+        format!("content-length: {}\r\ntransfer-encoding: chunked", hidden.len() + 5),
+        format!("transfer-encoding: chunked\r\ncontent-length: {}", hidden.len() + 5),
+        "content-length: 5\r\ncontent-length: 0".to_owned(),
+        "transfer-encoding: chunked, identity".to_owned(),
+    ];
+    for lengths in lengths {
+        let mut inside = setup.connect().await;
+        let post = format!("POST /seen HTTP/1.1\r\nhost: {HOST}\r\n{lengths}\r\n\r\n");
+        inside.write_all(format!("{post}0\r\n\r\n{hidden}").as_bytes()).await.unwrap();
+        let _ = inside.shutdown().await;
+        let _ = inside.read_to_end(&mut Vec::new()).await;
+        // What the server reads as a request was judged and logged as one.
+        let seen = server.requests();
+        let requests = seen.iter().filter(|head| head.contains(" HTTP/1.1\r\n"));
+        assert_eq!(requests.count(), setup.uses().len(), "{lengths}: {seen:?}");
+        let both =
+            |head: &String| head.contains("content-length") && head.contains("transfer-encoding");
+        assert!(!seen.iter().any(both), "{lengths}: {seen:?}");
+    }
+    assert!(!server.requests().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn redirect_is_left_to_the_client() {
     let ca = authority();
     let redirect = |_: &str| format!("302 Found\r\nlocation: https://{OTHER}/\r\n");
@@ -331,11 +360,16 @@ async fn server_of_unknown_authority_gets_no_request() {
 #[tokio::test(flavor = "multi_thread")]
 async fn compressed_response_is_not_returned() {
     let ca = authority();
-    let server =
-        RealServer::start(&ca, |_| "200 OK\r\ncontent-encoding: gzip\r\n".to_owned()).await;
-    let setup = setup(&server, &ca, bearer());
-    let (head, body) = exchange(&mut setup.connect().await, &get("/")).await;
-    assert!(head.starts_with("HTTP/1.1 502") && body.contains("compressed"), "{head}{body}");
+    let gzip = |_: &str| "200 OK\r\ncontent-encoding: gzip\r\n".to_owned();
+    // The first of two headers must not hide the second.
+    let both =
+        |_: &str| "200 OK\r\ncontent-encoding: identity\r\ncontent-encoding: gzip\r\n".to_owned();
+    for respond in [gzip as fn(&str) -> String, both] {
+        let server = RealServer::start(&ca, respond).await;
+        let setup = setup(&server, &ca, bearer());
+        let (head, body) = exchange(&mut setup.connect().await, &get("/")).await;
+        assert!(head.starts_with("HTTP/1.1 502") && body.contains("compressed"), "{head}{body}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
