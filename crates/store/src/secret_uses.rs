@@ -1,10 +1,12 @@
-//! The log of requests to which the gateway added a secret: the newest of the whole server.
+//! The log of requests to which the gateway added a secret: the newest of each session and of the
+//! whole server. A session that makes many requests cannot push those of others out of the log.
 
 use harvest_proto::{SecretScope, SessionId, Timestamp, api::SecretUse};
 
 use crate::{DbConnection, DbRow, Store, StoreError, row};
 
-const MAX_USES: i64 = 10_000;
+const MAX_USES_OF_SESSION: i64 = 1000;
+const MAX_USES: i64 = 100_000;
 
 /// A use to be logged.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,7 +22,7 @@ pub struct NewSecretUse {
 }
 
 impl Store {
-    /// Logs uses, and forgets the oldest beyond the limit.
+    /// Logs uses, and forgets the oldest beyond the limits.
     pub async fn secret_uses_add(&self, uses: Vec<NewSecretUse>) -> Result<(), StoreError> {
         self.writer
             .run(move |connection| {
@@ -46,6 +48,7 @@ impl Store {
 }
 
 async fn insert(connection: &mut DbConnection, new: NewSecretUse) -> Result<(), StoreError> {
+    let session = new.session.to_string();
     let inserted = sqlx::query(
         "INSERT INTO secret_uses (number, name, scope, session, turn, host, method, path, at)
          SELECT COALESCE((SELECT MAX(number) FROM secret_uses), 0) + 1, $2, $3,
@@ -53,9 +56,9 @@ async fn insert(connection: &mut DbConnection, new: NewSecretUse) -> Result<(), 
          COALESCE((SELECT t.number FROM prompts p
              JOIN turns t ON t.session = p.session AND t.id = p.turn
              WHERE p.session = $1 AND p.status = 'dispatched'), 0), $4, $5, $6, $7
-         RETURNING number",
+         RETURNING number, session",
     )
-    .bind(new.session.to_string())
+    .bind(session.clone())
     .bind(new.name)
     .bind(new.scope.as_str())
     .bind(new.host)
@@ -65,6 +68,18 @@ async fn insert(connection: &mut DbConnection, new: NewSecretUse) -> Result<(), 
     .fetch_one(&mut *connection)
     .await?;
     let number: i64 = row::count(&inserted, "number")?;
+    // Builds, which are no stored sessions, share one limit.
+    let same = match row::optional(&inserted, "session")? {
+        Some(_) => "session = $1",
+        None => "(session IS NULL AND $1 <> '')",
+    };
+    sqlx::query(sqlx::AssertSqlSafe(format!(
+        "DELETE FROM secret_uses WHERE {same} AND number <= (SELECT number FROM secret_uses
+         WHERE {same} ORDER BY number DESC LIMIT 1 OFFSET {MAX_USES_OF_SESSION})"
+    )))
+    .bind(session)
+    .execute(&mut *connection)
+    .await?;
     sqlx::query("DELETE FROM secret_uses WHERE number <= $1")
         .bind(number - MAX_USES)
         .execute(connection)

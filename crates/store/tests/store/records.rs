@@ -31,6 +31,7 @@ on_both! {
     only_expired_archived_sessions_are_deleted,
     narrowest_secret_wins_until_its_session_ends,
     secrets_and_meta_values_are_replaced,
+    busy_session_forgets_only_its_own_uses,
 }
 
 async fn idempotency_key_replays_the_first_response(test: TestStore) {
@@ -432,6 +433,32 @@ async fn narrowest_secret_wins_until_its_session_ends(test: TestStore) {
     assert_eq!(test.store.secret_uses("s").await.unwrap().len(), 1);
     test.store.repository_delete(&"o/r".parse().unwrap(), NOW).await.unwrap();
     assert_eq!(test.store.secret_find(&owners[1..2], "s").await.unwrap(), None);
+}
+
+async fn busy_session_forgets_only_its_own_uses(test: TestStore) {
+    let (quiet, busy) = (test.session().await, test.session().await);
+    let of = |session: &SessionId| NewSecretUse {
+        name: "s".into(),
+        scope: SecretScope::Global,
+        session: session.clone(),
+        host: "a.org".into(),
+        method: "GET".into(),
+        path: "/".into(),
+        at: NOW,
+    };
+    let build = SessionId::random();
+    test.store.secret_uses_add(vec![of(&quiet), of(&build)]).await.unwrap();
+    test.store.secret_uses_add(vec![of(&busy); 1010]).await.unwrap();
+    // More than one answer names: those of the others are the oldest.
+    let count = async || {
+        let uses = test.store.secret_uses("s").await.unwrap();
+        uses.iter().filter(|one| one.session.as_ref() == Some(&busy)).count()
+    };
+    assert_eq!(count().await, 1000);
+    test.store.session_delete(&busy, test.lease, Vec::new(), NOW).await.unwrap();
+    let uses = test.store.secret_uses("s").await.unwrap();
+    let sessions: Vec<_> = uses.into_iter().map(|one| one.session).collect();
+    assert_eq!(sessions, [None, Some(quiet)]);
 }
 
 async fn secrets_and_meta_values_are_replaced(test: TestStore) {
