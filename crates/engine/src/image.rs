@@ -13,7 +13,7 @@ use crate::{
     disk_usage::tree_bytes,
     records,
     sandbox_record::Record,
-    spec::{ImageConfig, LayerId},
+    spec::{ImageConfig, LayerId, Origin},
 };
 
 /// A stack of layers with its config.
@@ -93,6 +93,16 @@ impl Engine {
     /// When the record cannot be removed.
     pub fn image_remove(&self, name: &str) -> Result<(), EngineError> {
         self.disk.image_remove(name)
+    }
+
+    /// The root folders of the layers that a sandbox would start from, top first.
+    ///
+    /// # Errors
+    /// When the image, the snapshot or a layer is missing.
+    pub fn layer_folders(&self, from: &Origin) -> Result<Vec<PathBuf>, EngineError> {
+        self.store.ensure_mounted()?;
+        let (layers, _) = self.resolve(from)?;
+        layers.iter().rev().map(|layer| self.disk.layer_path(layer)).collect()
     }
 
     /// The disk usage of each layer of an image, bottom first.

@@ -23,7 +23,7 @@ use harvest_proto::{
     bridge::Author,
     launch::NetworkSettings,
 };
-use harvest_providers::{Local, host_settings};
+use harvest_providers::{Local, debian_mirrors, host_settings};
 use harvest_server::{Limits as ServerLimits, ServerState};
 use harvest_session::{Accounts, Dependencies, ServerParts, Sessions, StoreLedger, error_chain};
 use harvest_store::Store;
@@ -236,7 +236,8 @@ pub(crate) fn local_provider(engine: Engine, config: &Config, certificate: Strin
         settings.certificates.push_str(&certificate);
         settings
     };
-    Arc::new(local.with_state_bytes(config.state_bytes).with_settings(Box::new(settings)))
+    let local = local.with_state_bytes(config.state_bytes).with_settings(Box::new(settings));
+    Arc::new(local.with_debian_mirrors(config.home.join("debian")))
 }
 
 /// Removes a home without a running server, including its sandboxes.
@@ -379,7 +380,8 @@ pub(crate) fn told_registries() -> Vec<AllowedName> {
     let tool = |name: &str| name.trim_end_matches("rc").trim_end_matches(".toml").to_owned();
     let files = files.iter().map(|(name, text)| (tool(name), text));
     let pip = env.values().map(|text| ("pip".to_owned(), text));
-    files.chain(pip).flat_map(|(tool, text)| registries_in(&tool, text)).collect()
+    let told = files.chain(pip).flat_map(|(tool, text)| registries_in(&tool, text));
+    told.chain(registries_in("apt", &debian_mirrors().join(" "))).collect()
 }
 
 /// The token in the home's file, or a new first token. The flag tells whether it is new.

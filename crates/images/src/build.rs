@@ -2,7 +2,7 @@
 //! in a sandbox whose writable layer becomes the step's layer. A failed build leaves the image of
 //! that name unchanged.
 
-mod bootstrap;
+pub(crate) mod bootstrap;
 pub(crate) mod copy;
 pub(crate) mod host_config;
 mod secrets;

@@ -207,7 +207,7 @@ fn cargo_sources(config: &str) -> String {
 }
 
 /// The host of a URL, if a sandbox can reach it by name: not an address, and not this host.
-fn host_of(url: &str) -> Option<&str> {
+pub(crate) fn host_of(url: &str) -> Option<&str> {
     let (_, rest) = url.split_once("://")?;
     let authority = rest.split(['/', '?', '#']).next()?;
     let host = authority.rsplit('@').next()?;

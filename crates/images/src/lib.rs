@@ -7,6 +7,7 @@
 
 mod archive;
 mod build;
+mod debian_mirror;
 mod error;
 mod host_settings;
 mod import;
@@ -18,6 +19,7 @@ mod unpack;
 
 pub use archive::ArchiveError;
 pub use build::{BuildOptions, StepDoors, build};
+pub use debian_mirror::DebianMirrors;
 pub use error::ImageError;
 pub use host_settings::host_settings;
 pub use import::{Import, import, pull};

@@ -10,4 +10,4 @@ pub mod local;
 
 #[cfg(feature = "testing")]
 pub use fake::Fake;
-pub use local::{Local, host_settings};
+pub use local::{Local, debian_mirrors, host_settings};

@@ -283,32 +283,74 @@ fn fetch_settings(dump: &str) -> Vec<String> {
 /// A source of Debian packages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct AptSource {
-    uris: Vec<String>,
+    pub(crate) uris: Vec<String>,
     suites: Vec<String>,
     components: Vec<String>,
     signed_by: Option<String>,
 }
 
+/// The sources of the host's apt, for all of its suites.
+#[derive(Debug)]
+pub(crate) struct HostSources {
+    all: Vec<AptSource>,
+    /// The host's own suite, if it is Debian.
+    suite: Option<String>,
+}
+
+impl HostSources {
+    /// Reads the files that apt reads.
+    pub(crate) fn read() -> Self {
+        let (list, parts) = apt_paths();
+        let mut all = parse_list(&fs::read_to_string(list).unwrap_or_default());
+        for name in file_names(&parts) {
+            let text = fs::read_to_string(parts.join(&name)).unwrap_or_default();
+            match name.rsplit('.').next() {
+                Some("list") => all.extend(parse_list(&text)),
+                Some("sources") => all.extend(parse_deb822(&text)),
+                _ => {}
+            }
+        }
+        let os = fs::read_to_string("/etc/os-release").unwrap_or_default();
+        let field = |key: &str| {
+            os.lines()
+                .find_map(|line| line.strip_prefix(key)?.strip_prefix('='))
+                .map(|value| value.trim_matches('"'))
+        };
+        let suite = field("VERSION_CODENAME").filter(|_| field("ID") == Some("debian"));
+        Self { all, suite: suite.map(str::to_owned) }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn parse(list: &str, suite: Option<&str>) -> Self {
+        Self { all: parse_list(list), suite: suite.map(str::to_owned) }
+    }
+
+    pub(crate) fn all(&self) -> &[AptSource] {
+        &self.all
+    }
+
+    /// The sources for a Debian suite; empty when there are none.
+    pub(crate) fn of_suite(&self, suite: &str) -> Vec<AptSource> {
+        choose_sources(&self.all, suite, self.suite.as_deref())
+    }
+}
+
 /// The host's sources for a Debian suite; empty when it has none.
 pub(crate) fn debian_sources(suite: &str) -> Vec<AptSource> {
-    let parts = Path::new("/etc/apt/sources.list.d");
-    let mut all = parse_list(&fs::read_to_string("/etc/apt/sources.list").unwrap_or_default());
-    for name in file_names(parts) {
-        let text = fs::read_to_string(parts.join(&name)).unwrap_or_default();
-        match name.rsplit('.').next() {
-            Some("list") => all.extend(parse_list(&text)),
-            Some("sources") => all.extend(parse_deb822(&text)),
-            _ => {}
-        }
-    }
-    let os = fs::read_to_string("/etc/os-release").unwrap_or_default();
-    let field = |key: &str| {
-        os.lines()
-            .find_map(|line| line.strip_prefix(key)?.strip_prefix('='))
-            .map(|value| value.trim_matches('"'))
+    HostSources::read().of_suite(suite)
+}
+
+/// The file and the folder from which apt reads sources.
+fn apt_paths() -> (PathBuf, PathBuf) {
+    let keys = ["LIST", "Dir::Etc::sourcelist/f", "PARTS", "Dir::Etc::sourceparts/d"];
+    let shell = Command::new("apt-config").arg("shell").args(keys).output();
+    let shell = shell.map(|shell| String::from_utf8_lossy(&shell.stdout).into_owned());
+    let shell = shell.unwrap_or_default();
+    let path = |key: &str, default: &str| {
+        let value = shell.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+        PathBuf::from(value.map_or(default, |value| value.trim_matches('\'')))
     };
-    let host_suite = field("VERSION_CODENAME").filter(|_| field("ID") == Some("debian"));
-    choose_sources(&all, suite, host_suite)
+    (path("LIST", "/etc/apt/sources.list"), path("PARTS", "/etc/apt/sources.list.d"))
 }
 
 /// The names in a folder, sorted; none when it cannot be read.

@@ -18,6 +18,7 @@ use std::{
 };
 
 use harvest_engine::{Engine, EngineError, Limits};
+use harvest_images::DebianMirrors;
 use harvest_proto::{SandboxId, launch::NetworkSettings};
 use harvest_session::sandboxes::{SandboxError, StandaloneDoors};
 use tokio::{
@@ -54,6 +55,8 @@ pub struct Local {
     state_bytes: u64,
     /// Certificates and package sources of sandboxes with a network; read at the first one.
     settings: Arc<LazyLock<NetworkSettings, ReadSettings>>,
+    /// Mirrors of Debian for sandboxes with a network, and the folder of their lists.
+    mirrors: Option<Arc<(LazyLock<DebianMirrors>, PathBuf)>>,
     /// Opens the doors of build steps.
     opener: Arc<OnceLock<Arc<dyn StandaloneDoors>>>,
 }
@@ -66,6 +69,12 @@ pub fn host_settings() -> NetworkSettings {
         tracing::warn!(left_out, "this host adds more certificates than sandboxes can be given");
     }
     settings
+}
+
+/// The addresses of this host's mirrors of Debian.
+#[must_use]
+pub fn debian_mirrors() -> Vec<String> {
+    DebianMirrors::of_host().addresses()
 }
 
 /// Reads the network settings of sandboxes.
@@ -82,6 +91,7 @@ impl Local {
             counting: Arc::default(),
             state_bytes: harvest_engine::DEFAULT_BYTES,
             settings: Arc::new(LazyLock::new(Box::new(NetworkSettings::default))),
+            mirrors: None,
             opener: Arc::default(),
         }
     }
@@ -90,6 +100,12 @@ impl Local {
     #[must_use]
     pub fn with_settings(self, read: ReadSettings) -> Self {
         Self { settings: Arc::new(LazyLock::new(read)), ..self }
+    }
+
+    /// Tells sandboxes with a network the host's mirrors of Debian, by lists in this folder.
+    #[must_use]
+    pub fn with_debian_mirrors(self, folder: PathBuf) -> Self {
+        Self { mirrors: Some(Arc::new((LazyLock::new(DebianMirrors::of_host), folder))), ..self }
     }
 
     /// The limits of a sandbox whose creator gives none.

@@ -1,11 +1,16 @@
 //! Sandboxes on this machine.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{Arc, LazyLock},
+};
 
 use async_trait::async_trait;
 use harvest_engine::{
-    EndWait, Engine, EngineError, Network, Running, SandboxState, Spec, WAIT_RETRY_DELAY,
+    Bind, EndWait, Engine, EngineError, Network, Running, SandboxState, Spec, WAIT_RETRY_DELAY,
 };
+use harvest_images::DebianMirrors;
 use harvest_proto::{
     SandboxId, SnapshotId,
     api::{DamagedSandbox, Sandbox, SandboxList},
@@ -209,9 +214,11 @@ impl Local {
         state: Option<StateVolume>,
     ) -> impl FnOnce(&Engine) -> Result<(Created, Running), EngineError> + Send + 'static {
         let (state_bytes, settings) = (self.state_bytes, Arc::clone(&self.settings));
+        let mirrors = self.mirrors.clone();
         move |engine| {
             if spec.network != Network::Nothing {
                 spec.settings = NetworkSettings::clone(&settings);
+                spec.binds.extend(mirrors.and_then(|mirrors| debian_list(engine, &spec, &mirrors)));
             }
             start(engine, spec, state, state_bytes)
         }
@@ -228,6 +235,24 @@ impl Local {
             SandboxState::Gone => Err(SandboxError::no_sandbox(sandbox)),
         }
     }
+}
+
+/// The list of the host's mirrors of Debian. A sandbox works without it, so a failure is logged.
+fn debian_list(
+    engine: &Engine,
+    spec: &Spec,
+    mirrors: &(LazyLock<DebianMirrors>, PathBuf),
+) -> Option<Bind> {
+    let (mirrors, folder) = mirrors;
+    if mirrors.is_empty() {
+        return None;
+    }
+    // The start reports a layer that is missing.
+    let layers = engine.layer_folders(&spec.from).ok()?;
+    mirrors.bind(&layers, folder).unwrap_or_else(|error| {
+        tracing::warn!(%error, "cannot write the host's mirrors of Debian for sandboxes");
+        None
+    })
 }
 
 /// Starts a sandbox; blocks. Without `/mnt/state`, plus a warning, when the host cannot provide it:

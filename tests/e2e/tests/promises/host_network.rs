@@ -103,6 +103,64 @@ async fn packages_install_behind_proxy_and_private_mirror() {
 }
 
 #[tokio::test]
+async fn cargo_and_apt_fetch_through_the_door() {
+    let host = Host::start().await;
+    let session = session(&host, "trusted").await;
+    // Debian's cargo reads a git index. The one that runs the tests reads that of today.
+    let cargo = std::env::var("CARGO").unwrap();
+    let copied = host.harvest(["cp", &cargo, &format!("{session}:/tmp/cargo")]);
+    assert_eq!(copied.code, 0, "{copied:?}");
+    let fetch = "mkdir -p /tmp/app/src && cd /tmp/app && touch src/lib.rs && printf \
+        '[package]\\nname = \"app\"\\nversion = \"1.0.0\"\\n[dependencies]\\nitoa = \"=1.0.11\"\\n' \
+        > Cargo.toml && CARGO_HOME=/tmp/cargo-home /tmp/cargo vendor && cat vendor/itoa/Cargo.toml";
+    let apt = "apt-get update && apt-get install -y --no-install-recommends hello && hello";
+    for (user, command, words) in
+        [("harvest", fetch, "version = \"1.0.11\""), ("root", apt, "Hello, world!")]
+    {
+        let (exit, output) = host.exec(&session, user, command).await;
+        assert!(exit == Exit::Code(0) && output.contains(words), "{command}: {exit:?} {output}");
+    }
+}
+
+#[tokio::test]
+async fn root_finds_the_hosts_debian_mirror() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let list = "deb https://user:hidden@mirror.corp.example/debian bookworm main\n";
+    fs::write(path("list"), list).unwrap();
+    let paths = format!(
+        "Dir::Etc::sourcelist \"{}\";\nDir::Etc::sourceparts \"{}\";\n",
+        path("list"),
+        path("none")
+    );
+    fs::write(path("apt.conf"), paths).unwrap();
+    let mut host = Host::start_with(&[("APT_CONFIG", &path("apt.conf"))]).await;
+    let session = session(&host, "trusted").await;
+    let flags = ["sandbox", "create", "--image", "agents", "--no-state", "--net", "trusted"];
+    let created = host.harvest(flags);
+    assert_eq!(created.code, 0, "{created:?}");
+    let sandbox = created.stdout.trim().to_owned();
+    let uris = "apt-get indextargets --format '$(SITE)'; cat /etc/apt/sources.list.d/*; \
+        getent hosts mirror.corp.example";
+    let seen = |host: &Host, sandbox: &str| {
+        let ran = host.harvest(["exec", sandbox, "--user", "root", "--", "sh", "-c", uris]);
+        assert_eq!(ran.code, 0, "{ran:?}");
+        assert!(ran.stdout.contains("https://mirror.corp.example/debian"), "{ran:?}");
+        for words in ["hidden", "deb.debian.org"] {
+            assert!(!ran.stdout.contains(words), "{words}: {ran:?}");
+        }
+    };
+    seen(&host, &sandbox);
+    seen(&host, &session.to_string());
+    host.kill();
+    host.up().await;
+    for verb in ["stop", "start"] {
+        assert_eq!(host.harvest(["sandbox", verb, &sandbox]).code, 0, "{verb}");
+    }
+    seen(&host, &sandbox);
+}
+
+#[tokio::test]
 async fn public_git_dependency_is_fetched_but_not_pushed() {
     let corp = Corp::start().await;
     let path = |name: &str| corp.folder.path().join(name).to_str().unwrap().to_owned();
