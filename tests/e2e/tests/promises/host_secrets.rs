@@ -195,6 +195,29 @@ async fn programs_inside_use_keys_they_never_see() {
     assert!(!format!("{uses:?}").contains("page=2"), "{uses:?}");
 }
 
+/// Serves an empty registry, and asks the service for what it does not have.
+const GO_CLIENT: &str = "printf 'version: 0.1\\nstorage: {inmemory: {}}\\nproxy: {remoteurl: \
+    \"https://api.corp.example\"}\\nhttp: {addr: 127.0.0.1:5000}\\n' > /tmp/registry.yml; \
+    /tmp/registry serve /tmp/registry.yml > /tmp/registry.log 2>&1 & \
+    curl -s -o /dev/null --retry 100 --retry-delay 1 --retry-all-errors \
+    http://127.0.0.1:5000/v2/tools/manifests/latest; kill $!; cat /tmp/registry.log";
+
+#[tokio::test]
+async fn go_program_uses_key_it_never_sees() {
+    let service = Service::start().await;
+    let (host, session) = start(&service).await;
+    // Debian's container registry is written in Go, and fetches what it does not have.
+    let copied =
+        host.harvest(["cp", "/usr/bin/docker-registry", &format!("{session}:/tmp/registry")]);
+    assert_eq!(copied.code, 0, "{copied:?}");
+    let (_, printed) = host.exec(&session, "harvest", GO_CLIENT).await;
+    let heads = service.heads();
+    let from_go = heads.iter().find(|head| head.to_lowercase().contains("user-agent: go-http"));
+    let head = from_go.unwrap_or_else(|| panic!("no request of a Go program: {heads:?} {printed}"));
+    assert!(head.contains(API_KEY), "{head}");
+    assert!(!printed.contains(API_KEY), "{printed}");
+}
+
 #[tokio::test]
 async fn request_names_the_secrets_of_its_session() {
     let service = Service::start().await;

@@ -211,6 +211,37 @@ async fn killed_server_charges_calls_in_progress() {
     assert!((2_000_000..10_000_000).contains(&spent), "{spent}");
 }
 
+#[tokio::test]
+async fn budgets_add_up_after_kills_around_calls() {
+    let (_folder, mut host) = priced_host().await;
+    host.repository("calc", SAMPLE).await;
+    let steps: Vec<_> = (0..40).map(|_| json!({ "bash": "true" })).collect();
+    let id = limited(&host, "claude", "Work.", json!(steps)).await;
+    // A call is held, made, settled and logged within milliseconds: each kill meets another moment.
+    for count in 1..=6 {
+        let called = |body: &EventBody| matches!(body, EventBody::ModelCall { .. });
+        let mut follower = host.follow(id.clone());
+        for _ in 0..count {
+            follower.until("a call", |body| called(body) || turn_ended(body)).await;
+        }
+        drop(follower);
+        host.kill();
+        host.up().await;
+    }
+    host.post(&format!("/v1/sessions/{id}/stop"), json!({})).await;
+    let day = eventually("all calls to be settled", || async {
+        let page: Page<Budget> = host.get("/v1/budgets").send().await.ok()?.json().await.ok()?;
+        page.items.into_iter().next().filter(|day| day.held_micros.micros() == 0)
+    })
+    .await;
+    let stats = host.harvest(["stats", "--by", "session", "--json"]);
+    let sums: Vec<Spending> = serde_json::from_str(&stats.stdout).unwrap();
+    let calls: u64 = sums.iter().map(|sum| sum.spent_micros.micros()).sum();
+    let session = host.show(&id).await.spent_micros.micros();
+    assert!(session > 0, "nothing was called");
+    assert_eq!((calls, session), (day.spent_micros.micros(), day.spent_micros.micros()));
+}
+
 /// A stand-in for the model service that accepts no key.
 async fn rejecting_model() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -11,7 +11,7 @@ use std::{
 };
 
 use harvest_e2e::{Host, binary};
-use harvest_proto::api::Session;
+use harvest_proto::{EventBody, api::Session};
 use serde_json::json;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -61,13 +61,18 @@ async fn planted_secrets_are_found_nowhere() {
 
     let look =
         "env; cat /proc/*/environ /proc/*/cmdline 2>/dev/null | tr '\\0' '\\n'; cat ~/.gitconfig";
-    let session = host
-        .session("calc", "Look around.", &json!([{ "bash": look }, { "text": "looked" }]))
-        .await
-        .id;
+    // A user may paste a secret into a prompt.
+    let pasted = format!("Look around with {OF_REPOSITORY}.");
+    let session =
+        host.session("calc", &pasted, &json!([{ "bash": look }, { "text": "looked" }])).await.id;
     host.follow(session.clone()).until("the turn to end", completed).await;
+    let echo = json!([{ "text": "done" }]);
+    let prompt = host.prompt(&session, &format!("Use {KEY}, {TOKEN}, {OF_USER}."), &echo).await.id;
+    let ended =
+        |body: &EventBody| matches!(body, EventBody::TurnEnded { prompt: of, .. } if *of == prompt);
+    host.follow(session.clone()).until("the second turn", ended).await;
     let asked = json!({
-        "repository": "calc", "network": "none", "prompt": "Ask the model.",
+        "repository": "calc", "network": "none", "prompt": format!("Ask {OF_SESSION} the model."),
         "secrets": { "OF_SESSION": OF_SESSION },
     });
     let asked: Session = serde_json::from_value(host.post("/v1/sessions", asked).await).unwrap();
@@ -78,12 +83,26 @@ async fn planted_secrets_are_found_nowhere() {
     );
 
     let paused = host.post(&format!("/v1/sessions/{session}/pause"), json!({})).await;
+    let warned: Vec<_> = host
+        .events(&session)
+        .await
+        .into_iter()
+        .filter_map(|body| match body {
+            EventBody::Warning { message } if message.contains("masked") => Some(message),
+            _ => None,
+        })
+        .collect();
+    assert!(warned[0].contains("the secret OF_REPOSITORY"), "{warned:?}");
+    assert!(warned[1].contains("ANTHROPIC_API_KEY, GIT_TOKEN, OF_USER"), "{warned:?}");
+    let titles = host.harvest(["ls"]);
+    assert!(titles.stdout.contains("Look around with ****"), "{titles:?}");
     let events = format!("{:?}{:?}", host.events(&session).await, host.events(&asked.id).await);
     for secret in [KEY, TOKEN, OF_REPOSITORY, OF_USER, OF_SESSION] {
         for (place, text) in [
             ("CLI", format!("{refused:?}")),
             ("events", events.clone()),
             ("API", paused.to_string()),
+            ("list", titles.stdout.clone()),
         ] {
             assert!(!text.contains(secret), "{secret} is in the {place}: {text}");
         }
