@@ -37,5 +37,10 @@ pub(crate) fn in_environment(config: &Config) -> BTreeMap<String, Secret<String>
 /// What to do about a name that no program reads.
 pub(crate) fn misnamed() -> Option<String> {
     let is_set = |name| process_env(name).is_some();
-    (is_set(WRONG) && !is_set(RIGHT)).then(|| format!("{WRONG} is not used; {RIGHT} is meant"))
+    (is_set(WRONG) && !is_set(RIGHT)).then(|| correction(WRONG)).flatten()
+}
+
+/// What to do about the name of a secret that no program reads.
+pub(crate) fn correction(name: &str) -> Option<String> {
+    (name == WRONG).then(|| format!("{WRONG} is not used; {RIGHT} is meant"))
 }

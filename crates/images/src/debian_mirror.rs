@@ -44,8 +44,8 @@ impl DebianMirrors {
     /// The addresses of the mirrors, for any release.
     #[must_use]
     pub fn addresses(&self) -> Vec<String> {
-        let sources = self.sources.all().iter().flat_map(|source| &source.uris);
-        sources.filter_map(|uri| mirror(uri)).collect()
+        let uris = self.sources.debian().flat_map(|source| &source.uris);
+        uris.filter_map(|uri| mirror(uri)).collect()
     }
 
     /// Whether the host has none.
@@ -76,14 +76,18 @@ impl DebianMirrors {
         Ok(Some(Bind { source, inside: Path::new("/").join(SOURCES) }))
     }
 
-    /// The sources of a release; `None` if one of them cannot be reached by name.
+    /// The sources of a release; `None` without a mirror of it, or if one of them cannot be reached
+    /// by name.
     fn list(&self, suite: &str) -> Option<String> {
         let mut sources = self.sources.of_suite(suite);
+        if !sources.iter().flat_map(|source| &source.uris).any(|uri| mirror(uri).is_some()) {
+            return None;
+        }
         for source in &mut sources {
             let reachable = |uri: &String| host_of(uri).map(|_| strip_url_logins(uri));
             source.uris = source.uris.iter().map(reachable).collect::<Option<_>>()?;
         }
-        (!sources.is_empty()).then(|| render_sources(&sources, false))
+        Some(render_sources(&sources, false))
     }
 }
 
@@ -158,7 +162,8 @@ mod tests {
         };
         let debian = image(folder.path(), "a", Some("ID=debian\nVERSION_CODENAME=bookworm\n"));
         assert!(bound(LIST, std::slice::from_ref(&debian)));
-        let official = "deb http://deb.debian.org/debian bookworm main\n";
+        let official = "deb http://deb.debian.org/debian bookworm main\n\
+            deb https://vendor.example/apt bookworm main\n";
         assert!(!bound(official, std::slice::from_ref(&debian)), "nothing to change");
         let address = "deb http://10.0.0.1/debian bookworm main\n";
         assert!(!bound(address, std::slice::from_ref(&debian)), "it cannot be reached by name");

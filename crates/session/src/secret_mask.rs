@@ -1,7 +1,6 @@
-//! Masks the values of secrets in texts. The mask is as long as the value, so sizes stay valid.
-//! Pure.
+//! Masks the values of secrets in texts. Pure.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, ops::Range};
 
 use harvest_gateway::ledger::NamedSecret;
 
@@ -45,13 +44,18 @@ impl SecretMask {
         self.0.is_empty()
     }
 
-    /// The text with every value masked.
+    /// The text with every value masked. It keeps its number of bytes, so sizes stay valid.
     pub(crate) fn mask(&self, text: String) -> String {
-        self.mask_naming(text).0
+        self.replace(text, str::len).0
     }
 
-    /// The text with every value masked, and the names of the secrets that it contained.
+    /// The text with every value masked, and the names of the secrets that it contained. It keeps
+    /// its number of characters, by which prompts are limited.
     pub(crate) fn mask_naming(&self, text: String) -> (String, BTreeSet<&str>) {
+        self.replace(text, |value| value.chars().count())
+    }
+
+    fn replace(&self, text: String, length: fn(&str) -> usize) -> (String, BTreeSet<&str>) {
         // All are found before any is masked: they can overlap.
         let (mut ranges, mut found) = (Vec::new(), BTreeSet::new());
         for known in &self.0 {
@@ -60,11 +64,17 @@ impl SecretMask {
                 found.insert(known.secret.as_str());
             }
         }
-        let mut masked = text;
+        ranges.sort_by_key(|range: &Range<usize>| range.start);
+        let (mut masked, mut at) = (String::new(), 0);
         for range in ranges {
-            let mask = MASK.to_string().repeat(range.len());
-            masked.replace_range(range, &mask);
+            // The end of a value may have been masked with the one before.
+            let start = range.start.max(at);
+            masked += &text[at..start];
+            let end = range.end.max(start);
+            masked.extend(std::iter::repeat_n(MASK, length(&text[start..end])));
+            at = end;
         }
+        masked += &text[at..];
         (masked, found)
     }
 
@@ -97,5 +107,15 @@ mod tests {
         assert_eq!(found, ["KEY", "LONG"].into());
         assert_eq!(mask.mask_naming("a value-".to_owned()), ("a value-".to_owned(), [].into()));
         assert!(!format!("{mask:?}").contains("value"));
+    }
+
+    #[test]
+    fn prompts_keep_their_characters_and_events_their_bytes() {
+        let value = "k\u{e9}y-planted";
+        let key = NamedSecret { name: "KEY".to_owned(), value: Secret::new(value.to_owned()) };
+        let mask = SecretMask::new([key]);
+        assert_eq!(mask.mask_naming(format!("a{value}b")).0, format!("a{}b", "*".repeat(11)));
+        assert_eq!(mask.mask(format!("a{value}b")), format!("a{}b", "*".repeat(12)));
+        assert_eq!(mask.mask(value.repeat(2)), "*".repeat(24));
     }
 }

@@ -20,6 +20,7 @@ use crate::{
     cli::{SecretCommand, SecretOwnerArgs},
     client::{Client, path_segment},
     config::process_env,
+    known_secrets::correction,
     printer::Advice,
     table,
 };
@@ -42,6 +43,10 @@ pub(crate) async fn run(ctx: &Invocation, verb: &SecretCommand) -> Result<u8> {
             ctx.print.document(&json!({ "stored": name }))?;
             ctx.print.note(format!("Stored {name} {of}"));
             note_hosts(ctx, hosts, owner.user);
+            // For a host any name will do.
+            if let Some(correction) = correction(name).filter(|_| hosts.is_empty()) {
+                ctx.print.warn(correction);
+            }
         }
         SecretCommand::Ls => list(ctx, &client.all("/v1/secrets").await?)?,
         SecretCommand::Rm { name, owner } => {

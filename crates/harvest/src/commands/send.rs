@@ -19,6 +19,14 @@ pub(crate) async fn run(ctx: &Invocation, args: SendArgs) -> Result<u8> {
     };
     let prompt = client.prompt(&id, &request).await.context("cannot queue the prompt")?;
     if !args.follow {
+        // A mask has as many characters as what it replaces. Who follows sees the event.
+        let (sent, stored) = (request.text.as_str(), prompt.text.as_str());
+        if sent != stored && sent.chars().count() == stored.chars().count() {
+            ctx.print.warn(format!(
+                "the prompt contained the value of a secret, which was masked (`harvest events {id}` \
+                 names it)"
+            ));
+        }
         ctx.print.result(&prompt, |prompt| format!("{}\n", prompt.id))?;
         ctx.print.note(match (prompt.status, prompt.position) {
             (PromptStatus::Queued, Some(position)) => {

@@ -325,8 +325,9 @@ impl HostSources {
         Self { all: parse_list(list), suite: suite.map(str::to_owned) }
     }
 
-    pub(crate) fn all(&self) -> &[AptSource] {
-        &self.all
+    /// The sources of Debian, without those of other vendors.
+    pub(crate) fn debian(&self) -> impl Iterator<Item = &AptSource> {
+        self.all.iter().filter(|source| is_debian(source))
     }
 
     /// The sources for a Debian suite; empty when there are none.

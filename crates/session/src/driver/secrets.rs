@@ -47,7 +47,7 @@ pub(crate) fn mask_prompt(prompt: &mut NewPrompt, values: &SecretMask) -> Option
     if found.is_empty() {
         return None;
     }
-    prompt.text = text.parse().expect("a mask is as long as what it replaces");
+    prompt.text = text.parse().expect("a mask has as many characters as what it replaces");
     let body = Box::new(EventBody::Warning { message: warning(&found) });
     Some(Write::Event { at: now(), turn: None, body })
 }
@@ -62,4 +62,32 @@ fn warning(found: &BTreeSet<&str>) -> String {
         "the prompt contained the {noun} {list}: {names} was masked, because no sandbox gets it; the \
          gateway adds the {noun} to requests (`harvest secret set NAME --host HOST`)"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use harvest_gateway::ledger::NamedSecret;
+    use harvest_proto::{PromptId, Secret, bridge::Author};
+
+    use super::*;
+
+    #[test]
+    fn longest_prompt_can_be_masked() {
+        let value = "\u{e9}".repeat(8);
+        let text = format!("{value}{}", "x".repeat(64_000 - 8));
+        let mut prompt = NewPrompt {
+            id: PromptId::random(),
+            text: text.parse().unwrap(),
+            author: Author::unknown(),
+            agent: None,
+            model: None,
+            effort: None,
+            attachments: Vec::new(),
+            at: now(),
+        };
+        let key = NamedSecret { name: "KEY".to_owned(), value: Secret::new(value) };
+        let warning = mask_prompt(&mut prompt, &SecretMask::new([key]));
+        assert!(matches!(warning, Some(Write::Event { .. })));
+        assert!(prompt.text.starts_with("********x"));
+    }
 }

@@ -143,15 +143,30 @@ async fn unkind_model() -> (String, Arc<AtomicUsize>) {
     (url, calls)
 }
 
-/// Runs `harvest secret set` with these arguments.
-pub(crate) fn set_secret(host: &Host, arguments: &[&str], value: &str) {
+#[tokio::test]
+async fn cli_warns_of_masked_and_misnamed_secrets() {
+    let host = Host::start().await;
+    let said = set_secret(&host, &["CLAUDE_API_KEY"], KEY);
+    assert!(said.contains("ANTHROPIC_API_KEY is meant"), "{said}");
+    let session = host.bare("Begin.", &json!([{ "text": "ready" }])).await.id;
+    let sent = host.harvest(["send", &session.to_string(), &format!("Use {KEY}.")]);
+    assert!(sent.code == 0 && sent.stderr.contains("value of a secret"), "{sent:?}");
+    let plain = host.harvest(["send", &session.to_string(), "Go on."]);
+    assert!(plain.code == 0 && !plain.stderr.contains("secret"), "{plain:?}");
+}
+
+/// Runs `harvest secret set` with these arguments. Returns what it says.
+pub(crate) fn set_secret(host: &Host, arguments: &[&str], value: &str) -> String {
     let mut child = Command::new(binary("harvest"))
         .args(["secret", "set"])
         .args(arguments)
         .env("HARVEST_HOME", host.home())
         .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
         .spawn()
         .unwrap();
     child.stdin.take().unwrap().write_all(value.as_bytes()).unwrap();
-    assert!(child.wait().unwrap().success());
+    let done = child.wait_with_output().unwrap();
+    assert!(done.status.success(), "{done:?}");
+    String::from_utf8(done.stderr).unwrap()
 }
