@@ -2,12 +2,16 @@
 
 `mcp-peers.py http URL` calls a server over HTTP; `mcp-peers.py stdio COMMAND…` starts one. The same
 calls to Harvest and to the stock memory server must print the same. With `read` in place of `stdio`
-it only prints the graph.
+it only prints the graph. With `sessions KEY COMMAND…` it uses the tools of `harvest mcp`, and with
+`sessions-http KEY URL TOKEN` those of the server.
 """
 
 import asyncio
 import json
+import os
 import sys
+
+import httpx2
 
 from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
@@ -65,8 +69,51 @@ async def call_all(streams):
         assert failed.is_error, failed
 
 
+async def steer(streams, key):
+    async with ClientSession(*streams) as session:
+        await session.initialize()
+        tools = {tool.name for tool in (await session.list_tools()).tools}
+
+        async def use(tool, **arguments):
+            tools.discard(tool)
+            result = await session.call_tool(tool, arguments)
+            assert not result.is_error, result
+            return result.structured_content, result.content[0].text
+
+        mine = {"session": key}
+        script = json.dumps([{"bash": "echo new > note"}, {"text": "The note is there."}])
+        await use("start_session", prompt=f"Write.\nscript: {script}", repository="calc",
+                  agent="scripted", network="none", key=key)
+        assert (await use("wait_for_session", **mine))[0]["state"] == "idle"
+        seen, text = await use("read_session", **mine)
+        assert "The note is there." in text, text
+        assert "+new" in (await use("session_diff", **mine))[1]
+        await use("send_prompt", prompt='Wait.\nscript: [{"hang": 600}]', **mine)
+        await use("stop_session", **mine)
+        assert (await use("wait_for_session", **mine))[0]["state"] == "idle"
+        later = (await use("read_session", after=seen["next"], **mine))[1]
+        assert "[turn stopped" in later, later
+        assert (await use("show_session", **mine))[0]["key"] == key
+        listed = (await use("list_sessions", limit=5))[0]["sessions"]
+        assert key in [one.get("key") for one in listed], listed
+        await use("pause_session", **mine)
+        assert not tools, f"never called: {tools}"
+        failed = await session.call_tool("send_prompt", {"session": "no-such", "prompt": "x"})
+        assert failed.is_error, failed
+    print("the official client steers a session")
+
+
 async def main(kind, *target):
-    if kind == "http":
+    if kind == "sessions":
+        server = StdioServerParameters(command=target[1], args=list(target[2:]), env=dict(os.environ))
+        async with stdio_client(server) as streams:
+            await steer(streams, target[0])
+    elif kind == "sessions-http":
+        headers = {"authorization": f"Bearer {target[2]}"}
+        async with httpx2.AsyncClient(headers=headers, timeout=60) as client:
+            async with streamable_http_client(target[1], http_client=client) as streams:
+                await steer(streams[:2], target[0])
+    elif kind == "http":
         async with streamable_http_client(target[0]) as streams:
             await call_all(streams[:2])
     else:

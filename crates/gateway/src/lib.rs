@@ -40,7 +40,7 @@ use harvest_proto::{
 };
 use ledger::{DoorPolicy, Ledger, NamedSecret, ResolvedPolicy, SecretsUnavailable, Tools};
 pub use listener::{DoorHandle, DoorListener, DoorSocket, DoorStream};
-pub use mcp::{McpServer, McpServerKind, McpServers};
+pub use mcp::{McpServer, McpServerKind, McpServers, protocol as mcp_protocol};
 pub use model::{Upstream, UpstreamError, Upstreams};
 pub use policy::normalize_entry;
 pub use private_hosts::PrivateHosts;

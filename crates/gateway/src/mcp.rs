@@ -5,6 +5,7 @@
 //! to the MCP server of that name, to which the gateway adds a key.
 
 mod gemini;
+pub mod protocol;
 mod remote;
 mod servers;
 
@@ -17,32 +18,25 @@ use hyper::{
     body::Incoming,
     header::{self, HeaderValue},
 };
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use harvest_proto::{McpServerName, door::MCP_NAME, json};
+use harvest_proto::{McpServerName, door::MCP_NAME};
 
-use self::gemini::GeminiTools;
 pub use self::servers::{McpServer, McpServerKind, McpServers};
+use self::{
+    gemini::GeminiTools,
+    protocol::{Answer, INVALID_REQUEST, refuse_version},
+};
 
 use crate::{
     door::Door,
     http::{self, Abort, Body},
-    ledger::{ToolResult, Tools},
+    ledger::Tools,
 };
 
 // A tool's arguments are small. Parsed, a hostile body takes 16 to 32 times its size, as long as
 // the tool runs; the number of calls per door is limited.
 const MAX_REQUEST_BYTES: usize = 1024 * 1024;
-
-/// Versions of the protocol that begin with `initialize`, newest first. To these the front is the
-/// same.
-const VERSIONS: [&str; 4] = ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"];
-
-const PARSE_ERROR: i64 = -32700;
-const INVALID_REQUEST: i64 = -32600;
-const METHOD_NOT_FOUND: i64 = -32601;
-const INVALID_PARAMS: i64 = -32602;
 
 pub(crate) async fn answer(
     door: Arc<Door>,
@@ -87,14 +81,10 @@ async fn serve(
         Ok(body) => body,
         Err(refused) => return Ok(refused),
     };
-    let message = parse(&body);
-    drop(body);
-    Ok(match message {
-        Ok(Message::Request(call)) => respond(tools, call).await,
-        Ok(Message::NoReply) => {
-            http::response(StatusCode::ACCEPTED, HeaderMap::new(), http::full(""))
-        }
-        Err((code, message)) => error(StatusCode::BAD_REQUEST, Value::Null, code, message),
+    Ok(match protocol::answer(tools, body).await {
+        Answer::Response(response) => document(StatusCode::OK, &response),
+        Answer::Nothing => http::response(StatusCode::ACCEPTED, HeaderMap::new(), http::full("")),
+        Answer::Invalid(error) => document(StatusCode::BAD_REQUEST, &error),
     })
 }
 
@@ -104,8 +94,7 @@ async fn read_body(body: Incoming) -> Result<Result<Bytes, Response<Body>>, Abor
         Ok(collected) => Ok(Ok(collected.to_bytes())),
         Err(failed) if failed.is::<LengthLimitError>() => {
             let message = format!("the request is longer than {MAX_REQUEST_BYTES} bytes");
-            let mut refused =
-                error(StatusCode::PAYLOAD_TOO_LARGE, Value::Null, INVALID_REQUEST, &message);
+            let mut refused = refusal(StatusCode::PAYLOAD_TOO_LARGE, &message);
             // The rest of the body is not read, so the connection cannot be used again.
             refused.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
             Ok(Err(refused))
@@ -131,14 +120,9 @@ fn refuse_head(method: &Method, headers: &HeaderMap) -> Option<Response<Body>> {
         return Some(http::text(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
     }
     let version = header::HeaderName::from_static("mcp-protocol-version");
-    match headers.get(&version).map(|value| value.to_str().unwrap_or_default()) {
-        Some(other) if !VERSIONS.contains(&other) => {
-            let message =
-                format!("unsupported protocol version; use one of {}", VERSIONS.join(", "));
-            Some(error(StatusCode::BAD_REQUEST, Value::Null, INVALID_REQUEST, &message))
-        }
-        _ => None,
-    }
+    let version = headers.get(&version).map(|value| value.to_str().unwrap_or_default());
+    let why = version.and_then(refuse_version);
+    why.map(|why| refusal(StatusCode::BAD_REQUEST, &why))
 }
 
 /// Refuses the pages of a browser.
@@ -149,145 +133,18 @@ fn refuse_origin(headers: &HeaderMap) -> Option<Response<Body>> {
     foreign.then(refused)
 }
 
-/// A request of the client.
-#[derive(Debug, PartialEq)]
-struct RpcCall {
-    id: Value,
-    method: String,
-    params: Value,
+/// A refusal of the transport as an error of the protocol.
+fn refusal(status: StatusCode, why: &str) -> Response<Body> {
+    document(status, &protocol::error(&Value::Null, INVALID_REQUEST, why))
 }
 
-#[derive(Debug, PartialEq)]
-enum Message {
-    Request(RpcCall),
-    /// A notification, or the response to a request, of which this server makes none.
-    NoReply,
-}
-
-fn parse(body: &Bytes) -> Result<Message, (i64, &'static str)> {
-    #[derive(Deserialize)]
-    struct Raw {
-        jsonrpc: Option<String>,
-        id: Option<Value>,
-        method: Option<String>,
-        #[serde(default)]
-        params: Value,
-    }
-    let value: Value = json::from_slice(body).map_err(|_| (PARSE_ERROR, "the body is not JSON"))?;
-    let invalid = (INVALID_REQUEST, "the body is not a JSON-RPC 2.0 message");
-    let Raw { jsonrpc, id, method, params } = match value.is_object() {
-        true => serde_json::from_value(value).map_err(|_| invalid)?,
-        false => return Err(invalid),
-    };
-    if jsonrpc.as_deref() != Some("2.0") {
-        return Err(invalid);
-    }
-    match (id, method) {
-        (Some(id), Some(method)) if id.is_string() || id.is_number() => {
-            Ok(Message::Request(RpcCall { id, method, params }))
-        }
-        (None, Some(_)) | (Some(_), None) => Ok(Message::NoReply),
-        _ => Err(invalid),
-    }
-}
-
-async fn respond(tools: &dyn Tools, call: RpcCall) -> Response<Body> {
-    let RpcCall { id, method, mut params } = call;
-    let result = match method.as_str() {
-        "initialize" => initialize(&params),
-        "ping" => json!({}),
-        "tools/list" => json!({ "tools": tools.list() }),
-        "tools/call" => {
-            let arguments = match params.get_mut("arguments").map(Value::take) {
-                None | Some(Value::Null) => json!({}),
-                Some(given) => given,
-            };
-            let name = params["name"].as_str().unwrap_or_default();
-            match tools.call(name, arguments).await {
-                Some(result) => call_result(result),
-                None => {
-                    let message = format!("there is no tool `{}`", short(name));
-                    return error(StatusCode::OK, id, INVALID_PARAMS, &message);
-                }
-            }
-        }
-        other => {
-            let message = format!("method `{}` is not supported", short(other));
-            return error(StatusCode::OK, id, METHOD_NOT_FOUND, &message);
-        }
-    };
-    let body = json!({ "jsonrpc": "2.0", "id": id, "result": result });
-    http::with_type(StatusCode::OK, "application/json", body.to_string())
-}
-
-/// The client's version if it is known, else the newest one.
-fn initialize(params: &Value) -> Value {
-    let asked = params["protocolVersion"].as_str();
-    let version = VERSIONS.into_iter().find(|known| asked == Some(known)).unwrap_or(VERSIONS[0]);
-    json!({
-        "protocolVersion": version,
-        "capabilities": { "tools": {} },
-        "serverInfo": { "name": "harvest", "version": env!("CARGO_PKG_VERSION") },
-    })
-}
-
-fn call_result(ToolResult { text, structured, failed }: ToolResult) -> Value {
-    let mut result = json!({ "content": [{ "type": "text", "text": text }], "isError": failed });
-    if let Some(structured) = structured {
-        result["structuredContent"] = structured;
-    }
-    result
-}
-
-fn short(name: &str) -> String {
-    name.chars().take(100).collect()
-}
-
-fn error(status: StatusCode, id: Value, code: i64, message: &str) -> Response<Body> {
-    let body = json!({ "jsonrpc": "2.0", "id": id, "error": { "code": code, "message": message } });
+fn document(status: StatusCode, body: &Value) -> Response<Body> {
     http::with_type(status, "application/json", body.to_string())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn parsed(text: &str) -> Result<Message, i64> {
-        parse(&Bytes::from(text.to_owned())).map_err(|(code, _)| code)
-    }
-
-    #[test]
-    fn only_requests_get_a_result() {
-        let request = parsed(r#"{"jsonrpc":"2.0","id":1,"method":"ping"}"#);
-        let expected = RpcCall { id: json!(1), method: "ping".into(), params: Value::Null };
-        assert_eq!(request, Ok(Message::Request(expected)));
-        for quiet in [
-            r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#,
-            r#"{"jsonrpc":"2.0","id":1,"result":{}}"#,
-        ] {
-            assert_eq!(parsed(quiet), Ok(Message::NoReply), "{quiet}");
-        }
-        for invalid in ["[]", "{}", "1", r#"{"jsonrpc":"2.0","id":{},"method":"ping"}"#] {
-            assert_eq!(parsed(invalid), Err(INVALID_REQUEST), "{invalid}");
-        }
-        assert_eq!(parsed("{"), Err(PARSE_ERROR));
-    }
-
-    #[test]
-    fn json_in_private_keys_is_not_parsed() {
-        let hidden = r#"{"$serde_json::private::RawValue":"[]"}"#;
-        let call = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"ping","params":{hidden}}}"#);
-        assert_eq!(parsed(&call), Err(PARSE_ERROR));
-    }
-
-    #[test]
-    fn unknown_protocol_version_gets_the_newest() {
-        let version = |asked: &str| {
-            initialize(&json!({ "protocolVersion": asked }))["protocolVersion"].clone()
-        };
-        assert_eq!(version("2025-03-26"), "2025-03-26");
-        assert_eq!(version("1999-01-01"), VERSIONS[0]);
-    }
 
     #[test]
     fn browser_pages_are_refused() {

@@ -187,6 +187,8 @@ pub(crate) enum Command {
     Token(TokenCommand),
     /// Send any request to the server and print its response
     Api(ApiArgs),
+    /// Offer sessions as MCP tools to an agent: standard input and output
+    Mcp,
     /// Print shell completions
     Completion(CompletionArgs),
     /// Show settings and where each comes from

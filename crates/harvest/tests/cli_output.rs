@@ -17,6 +17,7 @@ const SERVER: &[&str] = &[
     "version",
     "token",
     "api",
+    "mcp",
     "completion",
     "config",
 ];
@@ -176,6 +177,7 @@ fn server_verbs() {
         &["down"],
         &["token", "ls"],
         &["api", "GET", "me"],
+        &["mcp"],
         &["completion", "nosuch"],
         &["config", "image"],
         &["config", "nosuch"],

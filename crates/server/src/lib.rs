@@ -15,6 +15,7 @@ mod extract;
 mod host_check;
 mod idempotency;
 pub mod in_process;
+mod mcp;
 mod metrics;
 mod openapi;
 mod problem;
@@ -119,6 +120,7 @@ pub fn router(state: ServerState) -> Router {
         .layer(DefaultBodyLimit::max(extract::MAX_BODY_BYTES))
         .with_state(state.clone());
     Router::new()
+        .merge(mcp::routes(&api, &state.shutdown))
         .nest("/forge", state.forge.clone().layer(middleware::map_response(mark_accepted)))
         .merge(api)
         .layer(middleware::from_fn_with_state(state.clone(), host_check::require_host))

@@ -50,6 +50,16 @@ mod tools;
 mod trees;
 mod wall_clock;
 
+/// What the server needs to offer tools by the Model Context Protocol.
+pub mod mcp {
+    pub use harvest_gateway::{
+        ledger::{ToolResult, Tools},
+        mcp_protocol::{Answer, answer, refuse_version},
+    };
+
+    pub use crate::tools::definition::{Definition, Effect, text};
+}
+
 pub use accounts::{Accounts, secret_binding};
 pub use agents::{ConfiguredAgent, ConfiguredAgents};
 pub use doors::Doors;

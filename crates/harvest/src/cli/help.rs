@@ -37,7 +37,7 @@ pub(crate) const TOPICS: &[(&str, &[&str])] = &[
     ),
     ("Sandboxes", &["exec", "shell", "cp", "sandbox"]),
     ("Storage", &["image", "snapshot", "volume", "df", "gc"]),
-    ("Settings and scripts", &["config", "api", "completion"]),
+    ("Settings and scripts", &["config", "api", "mcp", "completion"]),
 ];
 
 /// Examples by verb, one per line. A test parses them.
@@ -118,6 +118,7 @@ const EXAMPLES: &[(&str, &str)] = &[
     ("token rm", "harvest token rm laptop"),
     ("api", "harvest api GET sessions\nharvest api POST sessions -d '{\"prompt\": \"fix it\"}'"),
     ("completion", "harvest completion bash"),
+    ("mcp", "harvest mcp"),
     ("config", "harvest config\nharvest config image"),
     ("image build", "harvest image build claude"),
     ("image pull", "harvest image pull docker.io/library/debian:12 --name debian"),

@@ -21,6 +21,7 @@ mod help;
 mod image;
 mod logs;
 mod ls;
+mod mcp;
 mod memory;
 mod models;
 mod net;
@@ -112,6 +113,7 @@ pub(crate) async fn run(ctx: &Invocation, command: Option<Command>) -> Result<u8
         Command::Net(verb) => net::run(ctx, &verb).await,
         Command::Token(verb) => token::run(ctx, verb).await,
         Command::Api(args) => api::run(ctx, args).await,
+        Command::Mcp => mcp::run(ctx).await,
         Command::Completion(_) | Command::Help(_) | Command::Version => {
             unreachable!("main handles it before the configuration is loaded")
         }

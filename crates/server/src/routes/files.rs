@@ -197,7 +197,7 @@ pub(crate) fn stat_headers(stat: &FileStat) -> HeaderMap {
 }
 
 /// Percent-encodes a string for a header.
-pub(super) fn percent_encode(text: &str) -> String {
+pub(crate) fn percent_encode(text: &str) -> String {
     let unreserved = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-~".contains(&byte);
     text.bytes().fold(String::new(), |out, byte| match unreserved(byte) {
         true => out + &char::from(byte).to_string(),

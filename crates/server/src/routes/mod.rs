@@ -30,6 +30,7 @@ use axum::{
     http::{Method, StatusCode, Uri},
 };
 
+pub(crate) use files::percent_encode;
 pub(crate) use health::Readiness;
 use route::Routes;
 use sandboxes::SandboxState;

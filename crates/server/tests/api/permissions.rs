@@ -8,7 +8,7 @@ use crate::{
 };
 
 /// Creates a member and returns their token.
-async fn member(server: &TestServer, name: &str) -> String {
+pub(crate) async fn member(server: &TestServer, name: &str) -> String {
     let user = json!({"name": name, "email": format!("{name}@example.org")});
     let made = server.post("/v1/tokens", &[], json!({"name": name, "user": user})).await;
     assert_eq!((made.status, made.json()["role"].as_str()), (201, Some("member")), "{made:?}");

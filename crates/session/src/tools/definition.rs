@@ -1,15 +1,15 @@
-//! How a tool is described to an agent.
+//! How a tool is described to an agent, inside a sandbox or on a laptop.
 
 use serde_json::{Map, Value, json};
 
 /// A tool as `tools/list` describes it.
-pub(super) struct Definition {
-    pub(super) name: &'static str,
-    pub(super) description: &'static str,
-    pub(super) effect: Effect,
+pub struct Definition {
+    pub name: &'static str,
+    pub description: &'static str,
+    pub effect: Effect,
     /// The required arguments.
-    pub(super) arguments: Arguments,
-    pub(super) optional: Arguments,
+    pub arguments: Arguments,
+    pub optional: Arguments,
 }
 
 /// The names of arguments with their schemas.
@@ -17,14 +17,35 @@ type Arguments = &'static [(&'static str, fn() -> Value)];
 
 /// What a call changes; agents ask before some effects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Effect {
+pub enum Effect {
     Reads,
     Adds,
     Deletes,
 }
 
 impl Definition {
-    pub(super) fn to_json(&self) -> Value {
+    /// Finds a required argument that is missing, or one that the tool does not have.
+    ///
+    /// # Errors
+    /// Why the arguments do not fit.
+    pub fn check(&self, given: &Map<String, Value>) -> Result<(), String> {
+        let known = || self.arguments.iter().chain(self.optional).map(|(name, _)| *name);
+        if let Some((missing, _)) =
+            self.arguments.iter().find(|(name, _)| !given.contains_key(*name))
+        {
+            return Err(format!("`{missing}` is missing"));
+        }
+        match given.keys().find(|name| known().all(|one| one != name.as_str())) {
+            Some(unknown) => {
+                let all: Vec<_> = known().collect();
+                Err(format!("there is no argument `{unknown}`; known are {}", all.join(", ")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    #[must_use]
+    pub fn to_json(&self) -> Value {
         let all = self.arguments.iter().chain(self.optional);
         let properties: Map<String, Value> =
             all.map(|(name, schema)| ((*name).to_owned(), schema())).collect();
@@ -46,7 +67,8 @@ impl Definition {
     }
 }
 
-pub(super) fn text(description: &str) -> Value {
+#[must_use]
+pub fn text(description: &str) -> Value {
     json!({ "type": "string", "description": description })
 }
 

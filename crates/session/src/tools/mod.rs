@@ -2,7 +2,7 @@
 //! each tool has a definition, which agents read, and an operation.
 
 mod artifacts;
-mod definition;
+pub(crate) mod definition;
 mod memory;
 mod run_tests;
 mod session;

@@ -26,6 +26,7 @@ const EXCUSED: &[(&str, &str)] = &[
     ("make run", "builds the program; `quickstart_completes_twice_and_cleans_up` runs the rest"),
     ("make build", "builds the program that runs here"),
     ("export PATH=", "the test has the program in its path"),
+    ("claude mcp add ", "Claude Code is on a laptop"),
     ("harvest sandbox shell ", "needs a terminal"),
     ("harvest repo add acme/", "needs an account at github.com"),
     ("harvest image pull ", "needs a registry; `images_of_skopeo_are_pulled` has one"),
@@ -189,6 +190,11 @@ async fn snapshots_commands_work() {
 #[tokio::test]
 async fn memory_and_tools_commands_work() {
     run("docs/memory-and-tools.md", Server::Started).await;
+}
+
+#[tokio::test]
+async fn mcp_commands_work() {
+    run("docs/mcp.md", Server::Started).await;
 }
 
 #[tokio::test]

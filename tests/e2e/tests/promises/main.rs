@@ -31,6 +31,7 @@ mod identity;
 mod inputs;
 mod inside;
 mod keys_and_budget;
+mod laptop;
 mod live_terminal;
 mod many_sessions;
 mod mcp_servers;
