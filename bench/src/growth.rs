@@ -175,6 +175,7 @@ fn copy_of(
         forked_turn: None,
         key: None,
         env: template.env.clone(),
+        pr_mode: session.pr_mode,
         no_questions: false,
         at,
     };

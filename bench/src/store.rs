@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 use harvest_e2e::Postgres;
 use harvest_proto::{
     AgentName, EventBody, NetworkPolicy, SessionId, Timestamp,
+    api::PullRequestMode,
     bridge::{Author, OutboxEvent},
 };
 use harvest_store::{DatabaseUrl, Lease, NewCheckout, NewSession, Store, Write};
@@ -142,6 +143,7 @@ async fn session(store: &Store, lease: Lease) -> Result<SessionId> {
         forked_turn: None,
         key: None,
         env: Default::default(),
+        pr_mode: PullRequestMode::default(),
         no_questions: false,
         at: NOW,
     };

@@ -1,14 +1,26 @@
-//! Where repositories and pull requests live. Today that is the local forge, for people without an
-//! account anywhere; it answers in the form of GitHub's REST API.
+//! Where repositories and pull requests live: one trait of forges, and its implementors. The local
+//! forge is for people without an account anywhere; it answers in the form of GitHub's REST API.
 #![forbid(unsafe_code)]
 
+mod failure;
+mod forges;
+mod github;
 pub mod local;
 mod pem;
 mod slug;
+mod traits;
+mod webhook;
 
+pub use failure::ForgeFailure;
+pub use forges::Forges;
+pub use github::{AppKey, GitHub, GitHubSettings, InvalidGitHubUrl, SignIn};
 pub use local::{
     App, Clock, FolderSummary, ForgeError, ImportError, ImportedFolder, LocalForge, NewApp,
-    NewPullRequest, PermissionLevel, Permissions,
+    PermissionLevel, Permissions,
 };
 pub use pem::InvalidKey;
 pub use slug::slug;
+pub use traits::{
+    CheckState, CheckStatus, Forge, Operation, PullRequestChange, PullRequestSpec, RemoteRepository,
+};
+pub use webhook::{Webhook, WebhookError, WebhookHeaders, WebhookNews, read_webhook, sign_webhook};

@@ -3,6 +3,12 @@
 
 #[path = "forge/clients.rs"]
 mod clients;
+#[path = "forge/emulate.rs"]
+mod emulate;
+#[path = "forge/github.rs"]
+mod github;
+#[path = "forge/hooks.rs"]
+mod hooks;
 #[path = "forge/import.rs"]
 mod import;
 #[path = "forge/rest.rs"]
@@ -13,10 +19,10 @@ mod rest_host;
 use std::{fs, path::Path};
 
 use axum::Router;
-use harvest_forge::{ForgeError, LocalForge, NewPullRequest};
+use harvest_forge::{Forge, ForgeFailure, LocalForge, PullRequestSpec, RemoteRepository};
 use harvest_proto::{
     Secret, Timestamp,
-    api::{CheckOutcome, Evidence, PullRequestState},
+    api::{CheckOutcome, Evidence, PullRequest, PullRequestState},
     bridge::Exit,
 };
 use tempfile::TempDir;
@@ -119,10 +125,21 @@ fn basic() -> String {
     format!("Authorization: Basic {credentials}\r\n")
 }
 
-fn new_pull_request(branch: &str) -> NewPullRequest {
-    let (title, body) = ("A <b>title</b>".to_owned(), "What it does".to_owned());
-    let (branch, base) = (branch.parse().unwrap(), "main".parse().unwrap());
-    NewPullRequest { title, body, branch, base }
+impl Host {
+    fn remote(&self) -> RemoteRepository {
+        RemoteRepository { url: self.forge.url("app"), token: None }
+    }
+
+    async fn open(&self, branch: &str) -> Result<PullRequest, ForgeFailure> {
+        let spec = PullRequestSpec {
+            title: "A <b>title</b>".to_owned(),
+            body: "What it does".to_owned(),
+            branch: branch.parse().unwrap(),
+            base: "main".parse().unwrap(),
+            draft: false,
+        };
+        self.forge.open_pull_request(&self.remote(), spec).await
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -246,21 +263,18 @@ async fn branch_has_one_open_pull_request() {
     let host = Host::new().await;
     host.pushed().await;
     let first = host.push_branch("harvest/a").await;
-    let opened = host.forge.open_pull_request("app", new_pull_request("harvest/a")).await.unwrap();
+    let opened = host.open("harvest/a").await.unwrap();
     assert_eq!((opened.number, &opened.commit, opened.state), (1, &first, PullRequestState::Open));
     assert_eq!(opened.url, format!("http://{}/forge/local/app/pr/1", host.address));
     host.forge.set_evidence("app", 1, evidence(&first)).await.unwrap();
-    let same = host.forge.open_pull_request("app", new_pull_request("harvest/a")).await.unwrap();
+    let same = host.open("harvest/a").await.unwrap();
     assert_eq!((same.number, same.evidence), (1, Some(evidence(&first))));
     let second = host.push_branch("harvest/a").await;
     assert_ne!(first, second);
-    let moved = host.forge.open_pull_request("app", new_pull_request("harvest/a")).await.unwrap();
+    let moved = host.open("harvest/a").await.unwrap();
     assert_eq!((moved.number, moved.commit, moved.evidence), (1, second, None));
     host.push_branch("harvest/b").await;
-    assert_eq!(
-        host.forge.open_pull_request("app", new_pull_request("harvest/b")).await.unwrap().number,
-        2
-    );
+    assert_eq!(host.open("harvest/b").await.unwrap().number, 2);
     assert_eq!(host.forge.pull_requests("app").await.unwrap().len(), 2);
 }
 
@@ -268,14 +282,13 @@ async fn branch_has_one_open_pull_request() {
 async fn pull_request_needs_branches_and_new_commits() {
     let host = Host::new().await;
     host.pushed().await;
-    let opened = host.forge.open_pull_request("app", new_pull_request("none")).await;
-    assert!(matches!(opened, Err(ForgeError::NoBranch { .. })));
-    let opened = host.forge.open_pull_request("app", new_pull_request("main")).await;
-    assert!(matches!(opened, Err(ForgeError::NoNewCommits { .. })));
-    assert!(matches!(
-        host.forge.pull_request("app", 1).await,
-        Err(ForgeError::NoPullRequest { .. })
-    ));
+    let refused = async |branch| host.open(branch).await.unwrap_err();
+    for (branch, expected) in [("none", "no branch `none`"), ("main", "no commits that")] {
+        let refused = refused(branch).await;
+        assert!(!refused.is_brief() && refused.to_string().contains(expected), "{refused}");
+    }
+    let missing = Forge::pull_request(&host.forge, &host.remote(), 1).await;
+    assert!(matches!(missing, Err(ForgeFailure::NoPullRequest { number: 1 })));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -283,16 +296,13 @@ async fn merged_pull_request_is_not_reused() {
     let host = Host::new().await;
     host.pushed().await;
     host.push_branch("harvest/a").await;
-    host.forge.open_pull_request("app", new_pull_request("harvest/a")).await.unwrap();
+    host.open("harvest/a").await.unwrap();
     host.git("work", &["push", "-q", &host.url(TOKEN), "harvest/a:main"]).await.unwrap();
     assert_eq!(host.forge.pull_request("app", 1).await.unwrap().state, PullRequestState::Merged);
     host.push_branch("harvest/a").await;
     host.commit("more").await;
     host.git("work", &["push", "-q", &host.url(TOKEN), "harvest/a"]).await.unwrap();
-    assert_eq!(
-        host.forge.open_pull_request("app", new_pull_request("harvest/a")).await.unwrap().number,
-        2
-    );
+    assert_eq!(host.open("harvest/a").await.unwrap().number, 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -300,7 +310,7 @@ async fn pull_request_is_served_as_json_and_html() {
     let host = Host::new().await;
     host.pushed().await;
     let commit = host.push_branch("harvest/a").await;
-    host.forge.open_pull_request("app", new_pull_request("harvest/a")).await.unwrap();
+    host.open("harvest/a").await.unwrap();
     host.forge.set_evidence("app", 1, evidence(&commit)).await.unwrap();
     let json = host.get("/forge/local/app/pr/1", &basic()).await;
     assert!(json.contains(&format!("\"commit\":\"{commit}\"")), "{json}");

@@ -33,6 +33,24 @@ pub trait Ledger: Send + Sync {
     /// The secrets that are added to requests for a host, narrowest scope first.
     async fn host_secrets(&self, owners: &[SecretOwner], host: &str) -> Vec<HostSecret>;
 
+    /// Whether the token `GITHUB_TOKEN` is meant for a repository at this URL.
+    fn takes_github_token(&self, url: &str) -> bool {
+        url.starts_with("https://github.com/")
+    }
+
+    /// The server's own credential for a repository that no secret opens, asked for before each
+    /// request; it may be another one each time. The error is a sentence for git.
+    async fn git_credential(
+        &self,
+        _url: &str,
+        _push: bool,
+    ) -> Result<Option<Secret<String>>, String> {
+        Ok(None)
+    }
+
+    /// The remote refused a credential of [`Ledger::git_credential`].
+    fn git_credential_refused(&self, _url: &str, _refused: &Secret<String>) {}
+
     /// Logs that secrets are added to a request, before it is sent. A request that cannot be logged
     /// is refused.
     async fn record_use(&self, session: &SessionId, used: HostSecretUse) -> Result<(), Refusal>;

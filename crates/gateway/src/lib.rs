@@ -35,13 +35,13 @@ pub use egress::HostProxies;
 pub use git::{RemoteUrlError, normalize_remote_url};
 pub use harvest_proto::script::{Script, ScriptError, ScriptRule};
 use harvest_proto::{
-    SecretOwner, SessionId, UpstreamKind, UpstreamName,
+    Secret, SecretOwner, SessionId, UpstreamKind, UpstreamName,
     api::{McpService, ModelService, ServiceModels},
 };
 use ledger::{DoorPolicy, Ledger, NamedSecret, ResolvedPolicy, SecretsUnavailable, Tools};
 pub use listener::{DoorHandle, DoorListener, DoorSocket, DoorStream};
 pub use mcp::{McpServer, McpServerKind, McpServers, protocol as mcp_protocol};
-pub use model::{Upstream, UpstreamError, Upstreams};
+pub use model::{Upstream, UpstreamError, Upstreams, check_service_url};
 pub use policy::normalize_entry;
 pub use private_hosts::PrivateHosts;
 pub use registries::{file_registries, host_registries, registries_in, trusted_names};
@@ -101,6 +101,11 @@ impl Gateway {
             services.push(upstream.service(name, self.shared.ledger.as_ref(), owners).await);
         }
         services
+    }
+
+    /// The value of a secret, for the server's own requests.
+    pub async fn secret(&self, owners: &[SecretOwner], name: &str) -> Option<Secret<String>> {
+        self.shared.ledger.secret(owners, name).await
     }
 
     /// All secrets of these owners, to be masked.

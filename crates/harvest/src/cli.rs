@@ -25,8 +25,9 @@ pub(crate) use sandbox::{
 };
 pub(crate) use server::{ApiArgs, CompletionArgs, ConfigArgs, CreateTokenArgs, TokenCommand};
 pub(crate) use session::{
-    ArtifactsArgs, BudgetArgs, DiffArgs, EventsArgs, ForkArgs, LogsArgs, LsArgs, PrCommand,
-    PromptArgs, QueueCommand, RestoreArgs, RmArgs, RunArgs, SendArgs, StatsArgs,
+    ArtifactsArgs, BudgetArgs, CreatePrArgs, DiffArgs, EventsArgs, ForkArgs, LogsArgs, LsArgs,
+    MergePrArgs, PrCommand, PrTextArgs, PromptArgs, QueueCommand, RestoreArgs, RmArgs, RunArgs,
+    SendArgs, StatsArgs,
 };
 
 /// Background coding agents on machines you own: a prompt goes in, a tested pull request comes out.
@@ -158,7 +159,7 @@ pub(crate) enum Command {
     Shell(ShellArgs),
     /// Copy files into or out of a sandbox
     Cp(CpArgs),
-    /// Show a session's pull request
+    /// Show, open, change and merge a session's pull requests
     #[command(subcommand)]
     Pr(PrCommand),
     /// Register and prebuild repositories

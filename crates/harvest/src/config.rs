@@ -2,6 +2,7 @@
 //! override variables, variables the file, the file the default. Only reads; creates nothing.
 
 mod agents;
+mod github;
 mod keys;
 mod mcp_servers;
 pub(crate) mod origin;
@@ -18,12 +19,13 @@ use std::{
 use anyhow::{Context, Result, anyhow};
 use harvest_engine::Driver;
 use harvest_gateway::{McpServers, Upstreams, normalize_entry};
-use harvest_proto::{Secret, suggest::closest};
+use harvest_proto::{Secret, api::PullRequestMode, suggest::closest};
 use harvest_session::{ConfiguredAgents, Limits, Retention, timeouts::Timeouts};
 use harvest_store::DatabaseUrl;
 use serde::Deserialize;
 
 use crate::{cli::GlobalFlags, printer::Advice};
+pub(crate) use github::GitHubConfig;
 #[cfg(test)]
 use keys::every_key;
 use keys::{ConfigFile, HAS_DEFAULT, key_names};
@@ -65,6 +67,10 @@ pub(crate) struct Config {
     pub(crate) budget_tokens: Option<u64>,
     /// Whether repositories that have moved are rebuilt every half hour.
     pub(crate) schedule: bool,
+    /// What is opened for branches that sessions push.
+    pub(crate) pr_mode: PullRequestMode,
+    /// Where GitHub is, and how the server signs in.
+    pub(crate) github: GitHubConfig,
     /// A file with prices of models that come before the shipped ones.
     pub(crate) prices: Option<PathBuf>,
     /// The services for model calls.
@@ -143,6 +149,7 @@ impl Config {
         let upstreams = upstreams::upstreams(file.upstreams, &private_hosts, env)?;
         let agents = agents::agents(file.agents, &upstreams, env)?;
         let mcp_servers = mcp_servers::mcp_servers(file.mcp, &private_hosts, env)?;
+        let github = github::github(file.github, &private_hosts, env)?;
         let database = database(file.database, env("HARVEST_DATABASE").is_some())?;
         Ok(Self {
             home: flags
@@ -169,6 +176,8 @@ impl Config {
             author_email: file.author_email,
             budget_tokens: file.budget_tokens,
             schedule: file.schedule.expect(HAS_DEFAULT),
+            pr_mode: file.pr.expect(HAS_DEFAULT),
+            github,
             prices: file.prices,
             upstreams,
             agents,

@@ -215,6 +215,12 @@ impl Renderer {
                     self.repository_suffix(repository)
                 )]
             }
+            EventBody::PrChanged { repository, number, state, .. } => {
+                vec![format!(
+                    "Pull request #{number}{} is {state}",
+                    self.repository_suffix(repository)
+                )]
+            }
             EventBody::Evidence(evidence) => {
                 check_result(evidence, &self.repository_suffix(&evidence.repository))
             }
@@ -327,6 +333,11 @@ fn default_lines(body: &EventBody, width: usize) -> Vec<String> {
         }
         EventBody::PushRefused { repository, reason } => {
             vec![format!("Refused a push to {repository}: {reason}")]
+        }
+        EventBody::PrSkipped { repository, reason, hint } => {
+            let hint = hint.iter().map(|hint| format!("  hint: {hint}"));
+            let first = format!("Pull request of {repository}: {reason}");
+            std::iter::once(first).chain(hint).collect()
         }
         EventBody::Artifact { name, bytes, .. } => {
             vec![format!("Handed over {name} ({})", crate::cli::units::bytes(*bytes))]

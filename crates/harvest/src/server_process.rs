@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use harvest_engine::{Engine, Thresholds};
-use harvest_forge::LocalForge;
+use harvest_forge::{Forge, Forges, LocalForge};
 use harvest_gateway::{
     Authority, Gateway, GatewayConfig, HostProxies, PrivateHosts, ScriptRule, host_registries,
     registries_in, trusted_names, vault::Vault,
@@ -315,9 +315,11 @@ async fn open_parts(
         .await
         .context("cannot take over the database")?;
     let environment = known_secrets::in_environment(config);
-    environment.values().for_each(log::redact);
+    environment.values().chain(config.github.secrets()).for_each(log::redact);
+    let forge: Arc<dyn Forge> = Arc::new(Forges::new(forge.clone(), config.github.client()?));
     let books = StoreLedger::new(store.clone(), lease, Arc::clone(&vault), config.budget_tokens)
         .with_environment(environment)
+        .with_forge(Arc::clone(&forge))
         .with_prices(prices::load(config.prices.as_deref())?)
         .with_history(config.retention.history);
     let authority = Arc::new(open_authority(store, &vault).await?);
@@ -332,7 +334,7 @@ async fn open_parts(
         lease,
         provider: local_provider(engine, config, certificate),
         doors: Arc::new(gateway),
-        forge: Arc::new(forge.clone()),
+        forge,
         vault,
         config: harvest_session::Config {
             timeouts: config.clocks.clone(),
@@ -345,6 +347,7 @@ async fn open_parts(
             private_hosts: PrivateHosts::new(config.private_hosts.clone()),
             budget_tokens: config.budget_tokens,
             schedule: config.schedule,
+            pr_mode: config.pr_mode,
             artifacts: Some(config.home.join("artifacts")),
         },
     };

@@ -354,6 +354,27 @@ pub enum EventBody {
         /// Branch to be merged.
         branch: BranchName,
     },
+    /// No pull request was opened for a pushed branch, or an open one was not updated.
+    PrSkipped {
+        /// Name of the repository.
+        repository: RepositoryName,
+        /// Why not.
+        reason: String,
+        /// What to do about it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        hint: Option<String>,
+    },
+    /// A pull request was merged, closed or opened again.
+    PrChanged {
+        /// Name of the repository.
+        repository: RepositoryName,
+        /// Number of the pull request at the forge.
+        number: u64,
+        /// Web page of the pull request.
+        url: String,
+        /// Its new state.
+        state: crate::api::PullRequestState,
+    },
     /// Harvest ran the repository's check on a pushed commit, in a fresh sandbox.
     Evidence(crate::api::Evidence),
     /// A warning; the session continues.

@@ -150,6 +150,13 @@ pub(crate) async fn read<S: Send + Sync>(request: Request, state: &S) -> Result<
     })
 }
 
+/// Reads the bytes of a body with a limit of its own.
+pub(crate) async fn read_up_to(mut request: Request, bytes: usize) -> Result<Bytes, ApiError> {
+    request.extensions_mut().insert(BodyLimits { bytes, timeout: BODY_TIMEOUT });
+    DefaultBodyLimit::max(bytes).apply(&mut request);
+    read(request, &()).await
+}
+
 /// The media type of a body, without parameters.
 pub(crate) fn media_type(headers: &HeaderMap) -> &str {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());

@@ -35,6 +35,18 @@ pub(crate) fn fork_count(count: Option<u16>) -> Result<u16, ApiError> {
     }
 }
 
+/// The texts of a pull request, in characters; forges have these limits too.
+pub(crate) fn pull_request(title: Option<&str>, body: Option<&str>) -> Result<(), ApiError> {
+    let title_fits = title.is_none_or(|title| {
+        !title.trim().is_empty()
+            && !title.contains(char::is_control)
+            && title.chars().count() <= 256
+    });
+    require(title_fits, "`title` must have 1 to 256 characters on one line")?;
+    let body_fits = body.is_none_or(|body| body.chars().count() <= 40_000);
+    require(body_fits, "`body` has more than 40000 characters")
+}
+
 fn limits(limits: &SandboxLimits) -> Result<(), ApiError> {
     const PEBIBYTE: u64 = 1 << 50;
     let within = |name: &str, given: Option<u64>, range: RangeInclusive<u64>| match given {

@@ -6,6 +6,8 @@
 mod guards;
 #[path = "api/health.rs"]
 mod health;
+#[path = "api/hooks.rs"]
+mod hooks;
 #[path = "api/mcp.rs"]
 mod mcp;
 #[path = "api/memory.rs"]

@@ -8,7 +8,7 @@ use harvest_gateway::{
     ledger::{DoorPolicy, GitAccess, NamedSecret, ResolvedPolicy, SecretsUnavailable, Tools},
 };
 use harvest_proto::{
-    BranchName, SecretOwner, UpstreamKind, UpstreamName,
+    BranchName, Secret, SecretOwner, UpstreamKind, UpstreamName,
     api::{McpService, ModelService, ServiceModels},
 };
 use tokio::sync::watch;
@@ -54,6 +54,11 @@ pub trait Doors: Send + Sync {
         _owners: &[SecretOwner],
         _branch: Option<&BranchName>,
     ) -> Option<Option<String>> {
+        None
+    }
+
+    /// The value of a secret, for the server's own requests; that of the first owner that has it.
+    async fn secret(&self, _owners: &[SecretOwner], _name: &str) -> Option<Secret<String>> {
         None
     }
 
@@ -129,6 +134,10 @@ impl Doors for Gateway {
         branch: Option<&BranchName>,
     ) -> Option<Option<String>> {
         Self::tip(self, access, owners, branch.map(|branch| branch.as_str())).await
+    }
+
+    async fn secret(&self, owners: &[SecretOwner], name: &str) -> Option<Secret<String>> {
+        Self::secret(self, owners, name).await
     }
 
     async fn secret_values(

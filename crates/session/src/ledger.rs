@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
+use harvest_forge::{Forge, ForgeFailure, Operation};
 use harvest_gateway::{
     ledger::{
         HostSecret, HostSecretUse, Ledger, NamedSecret, PlannedCall, Refusal, SecretsUnavailable,
@@ -11,7 +12,8 @@ use harvest_gateway::{
     vault::Vault,
 };
 use harvest_proto::{
-    BUDGET_REACHED, EventBody, Money, Secret, SecretOwner, SessionId, SpendingScope, TrafficCount,
+    BUDGET_REACHED, EventBody, Hint as _, Money, Secret, SecretOwner, SessionId, SpendingScope,
+    TrafficCount,
     api::{Budget, KeySource},
     event::Usage,
 };
@@ -24,7 +26,7 @@ use crate::{error_chain::error_chain, history::HistoryLimits, prices::Prices, wa
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const MAX_RETRY: Duration = Duration::from_secs(10);
 
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct StoreLedger {
     store: Store,
     lease: Lease,
@@ -33,14 +35,15 @@ pub struct StoreLedger {
     history_bytes: u64,
     prices: Arc<Prices>,
     environment: Arc<BTreeMap<String, Secret<String>>>,
+    forge: Option<Arc<dyn Forge>>,
 }
 
 impl StoreLedger {
     #[must_use]
     pub fn new(store: Store, lease: Lease, vault: Arc<Vault>, budget_tokens: Option<u64>) -> Self {
         let history_bytes = HistoryLimits::default().per_session;
-        let (prices, environment) = Default::default();
-        Self { store, lease, vault, budget_tokens, history_bytes, prices, environment }
+        let (prices, environment, forge) = Default::default();
+        Self { store, lease, vault, budget_tokens, history_bytes, prices, environment, forge }
     }
 
     /// Sets what model calls cost.
@@ -60,6 +63,17 @@ impl StoreLedger {
     #[must_use]
     pub fn with_environment(self, secrets: BTreeMap<String, Secret<String>>) -> Self {
         Self { environment: Arc::new(secrets), ..self }
+    }
+
+    /// Adds the forges whose sign-in opens repositories that have no secret.
+    #[must_use]
+    pub fn with_forge(self, forge: Arc<dyn Forge>) -> Self {
+        Self { forge: Some(forge), ..self }
+    }
+
+    /// The forge, if it has the repository at this URL and is not the local one.
+    fn forge_of(&self, url: &str) -> Option<&Arc<dyn Forge>> {
+        self.forge.as_ref().filter(|forge| forge.owns(url) && !forge.is_local(url))
     }
 
     async fn stored_secret(&self, owners: &[SecretOwner], name: &str) -> Option<Secret<String>> {
@@ -224,6 +238,36 @@ impl Ledger for StoreLedger {
         let rank = |secret: &SealedSecret| owners.iter().position(|one| *one == secret.owner);
         found.sort_by_key(rank);
         found.iter().filter_map(|secret| self.host_secret(secret)).collect()
+    }
+
+    fn takes_github_token(&self, url: &str) -> bool {
+        self.forge_of(url).is_some()
+    }
+
+    async fn git_credential(
+        &self,
+        url: &str,
+        push: bool,
+    ) -> Result<Option<Secret<String>>, String> {
+        let Some(forge) = self.forge_of(url) else { return Ok(None) };
+        let operation = if push { Operation::Push } else { Operation::Fetch };
+        match forge.credential(url, operation).await {
+            Ok(credential) => Ok(credential),
+            // A public repository can be fetched without the App.
+            Err(ForgeFailure::NotInstalled { .. }) if !push => Ok(None),
+            Err(failure) => {
+                let hint = failure.hint().map_or_else(String::new, |hint| format!("; {hint}"));
+                let why = error_chain(&failure);
+                tracing::warn!(url, why, "no credential for a git remote");
+                Err(format!("{why}{hint}"))
+            }
+        }
+    }
+
+    fn git_credential_refused(&self, url: &str, refused: &Secret<String>) {
+        if let Some(forge) = self.forge_of(url) {
+            forge.forget_credential(url, refused);
+        }
     }
 
     async fn record_use(&self, session: &SessionId, used: HostSecretUse) -> Result<(), Refusal> {

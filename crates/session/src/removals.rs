@@ -4,6 +4,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use harvest_forge::Forge;
 use harvest_proto::SecretOwner;
 use harvest_store::{Lease, Removal, Store};
 use tokio::{sync::Notify, time::Instant};
@@ -11,7 +12,6 @@ use tokio::{sync::Notify, time::Instant};
 use crate::{
     artifacts::ArtifactFiles,
     error_chain::error_chain,
-    forge::Forge,
     jobs::{Job, JobError},
     sandbox_context::SandboxContext,
     sandboxes::SandboxError,

@@ -7,8 +7,9 @@ use std::{
 };
 
 use futures_util::FutureExt;
+use harvest_forge::Forge;
 use harvest_gateway::{PrivateHosts, vault::Vault};
-use harvest_proto::api::{AllowedName, SandboxLimits};
+use harvest_proto::api::{AllowedName, PullRequestMode, SandboxLimits};
 use harvest_store::{Lease, Store};
 use tokio::sync::Notify;
 
@@ -21,10 +22,11 @@ use crate::{
     context::Shared,
     doors::Doors,
     error::SessionError,
-    forge::Forge,
     monotonic_clock::MonotonicClock,
     removals::Removals,
-    repositories::{OpenPolicies, Repositories, RepositoryContext, ServerDoors, Trusted},
+    repositories::{
+        ForgeNews, OpenPolicies, Repositories, RepositoryContext, ServerDoors, Trusted,
+    },
     retention::{Retention, RetentionEnforcer},
     root_locks::RootLocks,
     sandbox_context::SandboxContext,
@@ -54,6 +56,8 @@ pub struct Config {
     pub budget_tokens: Option<u64>,
     /// Whether repositories are looked at every half hour, and rebuilt when they have moved.
     pub schedule: bool,
+    /// What is opened for branches that sessions push, unless a session says otherwise.
+    pub pr_mode: PullRequestMode,
     /// The folder for the contents of artifacts; without it they are refused.
     pub artifacts: Option<PathBuf>,
 }
@@ -118,6 +122,7 @@ impl ServerParts {
         if scheduled {
             repositories.spawn_schedule(&tasks);
         }
+        repositories.spawn_forge_news(&tasks);
         Ok(Self { accounts, repositories, sandboxes, sessions })
     }
 }
@@ -155,6 +160,7 @@ async fn shared(
         open_policies: OpenPolicies::default(),
         private_hosts: config.private_hosts,
         schedule: config.schedule,
+        news: ForgeNews::default(),
         clock,
     });
     Ok(Shared {
@@ -168,6 +174,7 @@ async fn shared(
         repositories,
         removals,
         artifacts,
+        pr_mode: config.pr_mode,
         retention: Arc::new(retention),
         tool_host: OnceLock::new(),
         spawning: RootLocks::default(),

@@ -23,6 +23,8 @@ mod idle_and_slots;
 mod network_rules;
 #[path = "sessions/other_agents.rs"]
 mod other_agents;
+#[path = "sessions/pull_requests.rs"]
+mod pull_requests;
 #[path = "sessions/reads.rs"]
 mod reads;
 #[path = "sessions/removal.rs"]
@@ -60,8 +62,8 @@ use harvest_proto::{
     BranchName, Event, EventBody, PromptId, RepositoryName, SandboxId, Secret, SecretOwner,
     SessionId, StateReason, Timestamp,
     api::{
-        AddRepository, CheckOutcome, CreatePrompt, CreateSandbox, CreateSession, Evidence,
-        ExecLine, ExecRequest, ForkSession, Prompt, PromptStatus, PullRequest, PullRequestState,
+        AddRepository, CheckOutcome, CreatePrompt, CreateSandbox, CreateSession, ExecLine,
+        ExecRequest, ForkSession, Prompt, PromptStatus, PullRequest, PullRequestState,
         SandboxLimits, SandboxOwner, Session, SessionState,
     },
     bridge::{Author, Exit},
@@ -69,8 +71,8 @@ use harvest_proto::{
 };
 use harvest_providers::{Fake, contract, fake::FakeOp};
 use harvest_session::{
-    Config, Dependencies, DoorObserver, Doors, Forge, ForgeFailure, Lease, PullRequestSpec,
-    ServerParts, SessionError, Sessions, Store, StoreLedger,
+    Config, Dependencies, DoorObserver, Doors, Lease, ServerParts, SessionError, Sessions, Store,
+    StoreLedger,
     sandboxes::{ExecLines, SandboxProvider, SandboxSpec, StartFrom, StateVolume, TerminalRequest},
     timeouts::Timeouts,
 };
@@ -426,7 +428,7 @@ async fn pushed_commit_gets_pull_request_and_evidence() {
     let pull = sessions.get(&id).await.unwrap().repositories.remove(0).pr.unwrap();
     assert_eq!((pull.number, pull.title.as_str()), (7, "hold"));
     assert!(pull.evidence.is_some());
-    assert_eq!(harness.pulls.0.lock().unwrap().len(), 1);
+    assert_eq!(harness.pulls.opened.lock().unwrap().len(), 1);
     assert_eq!(
         harness.fake.sandboxes(),
         [sandbox(&sessions, &id).await],

@@ -46,6 +46,7 @@ mod snapshots;
 mod target;
 mod tokens;
 mod turns;
+mod webhooks;
 mod write;
 
 use std::{collections::HashMap, path::Path, sync::Arc};
@@ -65,6 +66,7 @@ pub use leases::Lease;
 pub use memory::{MAX_MEMORY_CALL_ITEMS, MemoryObservations};
 pub use network::RuleOwner;
 pub use prompts::{NewAttachment, NewPrompt};
+pub use pull_requests::StoredPullRequest;
 pub use removals::Removal;
 pub use secret_uses::NewSecretUse;
 pub use secrets::{SealedSecret, SecretBinding};
@@ -73,6 +75,7 @@ pub use sessions::{
     SessionSummary,
 };
 pub use turns::TurnTree;
+pub use webhooks::WebhookDelivery;
 pub use write::{Committed, Write};
 
 use commit::Writer;

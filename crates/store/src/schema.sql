@@ -25,6 +25,7 @@ CREATE TABLE sessions (
     provider TEXT NOT NULL,
     env TEXT NOT NULL,
     no_questions BIGINT NOT NULL,
+    pr_mode TEXT NOT NULL,
     author_name TEXT NOT NULL,
     author_email TEXT NOT NULL,
     conversation TEXT NOT NULL,
@@ -217,9 +218,23 @@ CREATE INDEX snapshots_by_id ON snapshots (id);
 CREATE TABLE pull_requests (
     session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
     repository TEXT NOT NULL,
+    state TEXT NOT NULL,
     pull_request TEXT NOT NULL,
     PRIMARY KEY (session, repository)
 );
+
+CREATE INDEX pull_requests_by_state ON pull_requests (state);
+
+CREATE TABLE webhook_deliveries (
+    id TEXT PRIMARY KEY,
+    event TEXT NOT NULL,
+    action TEXT NOT NULL,
+    repository TEXT NOT NULL,
+    payload TEXT,
+    received_at BIGINT NOT NULL
+);
+
+CREATE INDEX webhook_deliveries_by_time ON webhook_deliveries (received_at);
 
 CREATE TABLE repositories (
     name TEXT PRIMARY KEY,

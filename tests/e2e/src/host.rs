@@ -94,7 +94,14 @@ impl Host {
             .env("HARVEST_AUTHOR_NAME", "Test")
             .env("HARVEST_AUTHOR_EMAIL", "test@example.org")
             .env_remove("HARVEST_URL");
-        for key in ["ANTHROPIC_API_KEY", "GITHUB_TOKEN", "SENTRY_AUTH_TOKEN"] {
+        for key in [
+            "ANTHROPIC_API_KEY",
+            "GITHUB_APP_ID",
+            "GITHUB_APP_PRIVATE_KEY",
+            "GITHUB_TOKEN",
+            "GITHUB_WEBHOOK_SECRET",
+            "SENTRY_AUTH_TOKEN",
+        ] {
             command.env_remove(key);
         }
         command.env_remove("LINEAR_API_KEY").env_remove("GEMINI_API_KEY").envs(&self.env);

@@ -431,6 +431,31 @@ class PrOpened(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PrSkipped(Event):
+    """No pull request was opened for a pushed branch, or an open one was not updated."""
+
+    repository: str
+    reason: str
+    hint: str | None = None
+
+    def line(self) -> str:
+        return f"Pull request of {self.repository}: {one_line(self.reason)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrChanged(Event):
+    """A pull request was merged, closed or opened again."""
+
+    repository: str
+    number: int
+    url: str
+    state: str
+
+    def line(self) -> str:
+        return f"Pull request {self.number} is {self.state}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvidenceRecorded(Event):
     """Harvest ran the repository's check on a pushed commit."""
 
@@ -501,6 +526,8 @@ EVENT_TYPES: dict[str, type[Event]] = {
     "pushed": Pushed,
     "push_refused": PushRefused,
     "pr_opened": PrOpened,
+    "pr_skipped": PrSkipped,
+    "pr_changed": PrChanged,
     "evidence": EvidenceRecorded,
     "warning": Warned,
     "agent_raw": AgentRaw,

@@ -111,6 +111,13 @@ pub(super) async fn choose_default_branch(repository: &Path) -> Result<(), Forge
     }
 }
 
+/// The id of the empty tree, which is written if needed.
+pub(super) async fn empty_tree(repository: &Path) -> Result<String, ForgeError> {
+    let arguments = ["hash-object", "-t", "tree", "-w", "--stdin"];
+    let id = with_input(repository, "write the empty tree", &arguments, &[], "").await?;
+    Ok(id.trim().to_owned())
+}
+
 /// The commit a branch points to, if there is such a branch.
 pub(super) async fn head(repository: &Path, branch: &str) -> Result<Option<String>, ForgeError> {
     let reference = format!("refs/heads/{branch}^{{commit}}");

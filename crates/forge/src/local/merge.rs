@@ -1,7 +1,7 @@
 //! Merges a pull request: a merge commit made by git in the bare repository, then the branch moved
 //! to it, then the record.
 
-use harvest_proto::{Timestamp, api::PullRequestState};
+use harvest_proto::{Timestamp, api::PullRequestState, repository_name::LOCAL_OWNER};
 
 use super::{ForgeError, LocalForge, git, history, pull_requests::PullRecord};
 
@@ -73,12 +73,13 @@ impl LocalForge {
         request: MergeRequest<'_>,
     ) -> Result<MergeOutcome, ForgeError> {
         let repository = self.repository_path(name)?;
+        let _watch = self.watch_references(name, request.author).await;
         let _guard = self.shared.writing.lock().await;
         let mut record = self.pull_record(name, number).await?;
         if record.pull.state != PullRequestState::Open {
             return Ok(MergeOutcome::NotOpen);
         }
-        if record.draft {
+        if record.pull.draft {
             return Ok(MergeOutcome::Draft);
         }
         let head = record.pull.commit.clone();
@@ -104,6 +105,7 @@ impl LocalForge {
         }
         mark_merged(&mut record, now);
         self.write_pull_record(name, &record)?;
+        self.tell_pull_soon(name, "closed", &record, request.author);
         Ok(MergeOutcome::Merged { sha })
     }
 }
@@ -139,4 +141,16 @@ async fn commit_tree(
     let doing = "create a merge commit";
     let sha = git::with_input(repository, doing, &arguments, &identity, message.trim_end()).await?;
     Ok(sha.trim().to_owned())
+}
+
+/// Title and message of a merge commit, as GitHub writes them.
+pub(super) fn merge_texts(record: &PullRecord, method: MergeMethod) -> (String, String) {
+    let pull = &record.pull;
+    match method {
+        MergeMethod::Merge => {
+            let branch = format!("{LOCAL_OWNER}/{}", pull.branch);
+            (format!("Merge pull request #{} from {branch}", pull.number), pull.title.clone())
+        }
+        MergeMethod::Squash => (format!("{} (#{})", pull.title, pull.number), pull.body.clone()),
+    }
 }

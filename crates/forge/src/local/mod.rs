@@ -9,6 +9,7 @@
 //! {root}/{name}/pr/1.json        a pull request
 //! {root}/{name}/comments/7.json  a comment on a pull request
 //! {root}/{name}/statuses/{sha}.json  the statuses of a commit
+//! {root}/{name}/hooks/9.json     a webhook that the forge sends
 //! {root}/{name}/source           path of the imported folder, if the repository is an import
 //! {root}/{name}/import.lock      held during an import
 //! {root}/.apps/3.json            an App with its installation
@@ -25,12 +26,14 @@ mod credentials;
 mod disk;
 mod git;
 mod history;
+mod hooks;
 mod http_backend;
 mod import;
 mod jwt;
 mod merge;
 mod page;
 mod permissions;
+mod pull_request_api;
 mod pull_requests;
 mod rest;
 mod routes;
@@ -58,7 +61,6 @@ pub use apps::{App, NewApp};
 pub use clock::Clock;
 pub use import::{FolderSummary, ImportError, ImportedFolder};
 pub use permissions::{PermissionLevel, Permissions};
-pub use pull_requests::NewPullRequest;
 use storage::{
     file_error, hash, remove_abandoned_drafts, sync_folder, write_atomically, write_token,
 };

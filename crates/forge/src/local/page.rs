@@ -109,6 +109,7 @@ mod tests {
             title: evil.into(),
             body: evil.into(),
             state: PullRequestState::Open,
+            draft: false,
             branch: "harvest/a".parse().unwrap(),
             base: "main".parse().unwrap(),
             commit: evil.into(),

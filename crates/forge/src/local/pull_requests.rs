@@ -22,15 +22,15 @@ use super::{
 // Enough for a web page; the commits themselves are a `git fetch` away.
 const MAX_STAT_BYTES: usize = 64 * 1024;
 
-/// A pull request to open, or the new content of the branch's open one.
+/// A pull request to open.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NewPullRequest {
-    pub title: String,
-    pub body: String,
+pub(super) struct NewPullRequest {
+    pub(super) title: String,
+    pub(super) body: String,
     /// The branch with the changes.
-    pub branch: BranchName,
+    pub(super) branch: BranchName,
     /// The branch to merge into.
-    pub base: BranchName,
+    pub(super) base: BranchName,
 }
 
 /// A pull request as the forge stores it.
@@ -38,7 +38,6 @@ pub struct NewPullRequest {
 pub(super) struct PullRecord {
     #[serde(flatten)]
     pub(super) pull: PullRequest,
-    pub(super) draft: bool,
     pub(super) author: String,
     pub(super) created_at: Timestamp,
     pub(super) updated_at: Timestamp,
@@ -56,8 +55,6 @@ pub(super) struct PullRecord {
 pub(super) struct Opening<'a> {
     pub(super) author: &'a str,
     pub(super) draft: bool,
-    /// Whether the branch's open pull request is updated; otherwise it is an error.
-    pub(super) update: bool,
 }
 
 /// Changes to a pull request; `None` keeps a value.
@@ -70,20 +67,7 @@ pub(super) struct PullChange {
 }
 
 impl LocalForge {
-    /// Opens a pull request for the branch, or updates title, body and commit of the open one.
-    /// Evidence about another commit is dropped.
-    ///
-    /// # Errors
-    /// When a branch is missing or has no new commits, or the disk or git fails.
-    pub async fn open_pull_request(
-        &self,
-        name: &str,
-        new: NewPullRequest,
-    ) -> Result<PullRequest, ForgeError> {
-        let opening = Opening { author: LOCAL_OWNER, draft: false, update: true };
-        Ok(self.open_pull_record(name, new, opening).await?.pull)
-    }
-
+    /// Opens a pull request for a branch without an open one.
     pub(super) async fn open_pull_record(
         &self,
         name: &str,
@@ -102,24 +86,23 @@ impl LocalForge {
         let is_open = |old: &PullRecord| {
             old.pull.state == PullRequestState::Open && old.pull.branch == new.branch
         };
-        let existing = all.into_iter().find(is_open);
-        if existing.is_some() && !opening.update {
+        if all.iter().any(is_open) {
             return Err(ForgeError::PullRequestExists { branch: new.branch });
         }
         let now = self.shared.clock.now();
-        let created = |number| PullRecord {
+        let record = PullRecord {
             pull: PullRequest {
-                number,
-                url: self.pull_request_url(name, number),
-                title: String::new(),
-                body: String::new(),
+                number: next,
+                url: self.pull_request_url(name, next),
+                title: new.title,
+                body: new.body,
                 state: PullRequestState::Open,
-                branch: new.branch.clone(),
-                base: new.base.clone(),
+                draft: opening.draft,
+                branch: new.branch,
+                base: new.base,
                 evidence: None,
-                commit: String::new(),
+                commit,
             },
-            draft: opening.draft,
             author: opening.author.to_owned(),
             created_at: now,
             updated_at: now,
@@ -127,14 +110,10 @@ impl LocalForge {
             merged_at: None,
             merged_by: None,
             merge_commit: None,
-            base_commit: String::new(),
+            base_commit,
         };
-        let mut record = existing.unwrap_or_else(|| created(next));
-        record.pull.evidence = record.pull.evidence.filter(|evidence| evidence.commit == commit);
-        (record.pull.title, record.pull.body) = (new.title, new.body);
-        (record.pull.base, record.pull.commit) = (new.base, commit);
-        (record.base_commit, record.updated_at) = (base_commit, now);
         self.write_pull_record(name, &record)?;
+        self.tell_pull_soon(name, "opened", &record, opening.author);
         Ok(record)
     }
 
@@ -144,6 +123,7 @@ impl LocalForge {
         name: &str,
         number: u64,
         change: PullChange,
+        login: &str,
     ) -> Result<PullRecord, ForgeError> {
         let repository = self.repository_path(name)?;
         let _guard = self.shared.writing.lock().await;
@@ -155,8 +135,10 @@ impl LocalForge {
         record.pull.title = change.title.unwrap_or(record.pull.title);
         record.pull.body = change.body.unwrap_or(record.pull.body);
         let now = self.shared.clock.now();
+        let mut action = "edited";
         match (change.open, record.pull.state) {
             (Some(false), PullRequestState::Open) => {
+                action = "closed";
                 record.pull.state = PullRequestState::Closed;
                 record.closed_at = Some(now);
             }
@@ -169,6 +151,7 @@ impl LocalForge {
                     return Err(ForgeError::PullRequestExists { branch });
                 }
                 record.pull.commit = branch_head(&repository, name, &branch).await?;
+                action = "reopened";
                 record.pull.state = PullRequestState::Open;
                 record.closed_at = None;
             }
@@ -176,6 +159,7 @@ impl LocalForge {
         }
         record.updated_at = now;
         self.write_pull_record(name, &record)?;
+        self.tell_pull_soon(name, action, &record, login);
         Ok(record)
     }
 
@@ -312,6 +296,7 @@ impl LocalForge {
             }
         }
         if let Some(head) = git::head(&repository, &record.pull.branch).await? {
+            record.pull.evidence = record.pull.evidence.filter(|one| one.commit == head);
             record.pull.commit = head;
         }
         Ok(record)

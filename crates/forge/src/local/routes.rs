@@ -4,12 +4,14 @@
 
 use axum::{
     Json, Router,
+    body::Body,
     extract::{Path, RawQuery, Request, State},
     http::{HeaderMap, Method, StatusCode, header},
     response::{Html, IntoResponse, Response},
     routing::{MethodRouter, get, post},
 };
-use harvest_proto::api::PullRequest;
+use futures_util::StreamExt;
+use harvest_proto::{api::PullRequest, repository_name::LOCAL_OWNER};
 
 use super::{
     ForgeError, LocalForge, credentials::token_of, disk, git, http_backend, page,
@@ -79,14 +81,27 @@ async fn serve(
             "cannot choose a default branch"
         );
     }
+    let watch = match endpoint == "git-receive-pack" {
+        true => forge.watch_references(name, LOCAL_OWNER).await,
+        false => None,
+    };
     let (parts, body) = request.into_parts();
     let method = if parts.method == Method::HEAD { Method::GET } else { parts.method };
     let headers = &parts.headers;
     let cgi = http_backend::CgiRequest { folder: &folder, endpoint, method, query, headers };
-    http_backend::run(&forge.shared.http_backend, cgi, body).await.map_err(|error| {
+    let answered = http_backend::run(&forge.shared.http_backend, cgi, body).await;
+    let response = answered.map_err(|error| {
         tracing::warn!(name, endpoint, %error, "git http-backend failed");
         (StatusCode::INTERNAL_SERVER_ERROR, "git failed\n").into_response()
-    })
+    })?;
+    // Until git has ended: the body is dropped after its last byte, or when the client is gone.
+    Ok(response.map(|body| {
+        let body = body.into_data_stream().map(move |chunk| {
+            let _watch = &watch;
+            chunk
+        });
+        Body::from_stream(body)
+    }))
 }
 
 async fn list_pull_requests(

@@ -63,6 +63,7 @@ impl LocalForge {
             CommitStatus { id, state, context, description, target_url, author, created_at };
         all.push(status.clone());
         write_json(&path, &all)?;
+        self.tell_status_soon(name, sha, &status);
         Ok(Some(status))
     }
 

@@ -32,7 +32,7 @@ async fn octokit_works_as_an_app() {
         .arg(peers().join("app.pkcs8.pem"))
         .arg(app.id.to_string())
         .current_dir(peers())
-        .env("NODE_EXTRA_CA_CERTS", peers().join("localhost.pem"))
+        .env("NODE_EXTRA_CA_CERTS", peers().join("ca.pem"))
         .output()
         .await
         .unwrap();
@@ -72,7 +72,7 @@ async fn gh(host: &RestHost, token: &str, arguments: &[&str]) -> (bool, String) 
         .env("GH_HOST", name)
         .env("GH_ENTERPRISE_TOKEN", token)
         .env("GH_NO_UPDATE_NOTIFIER", "1")
-        .env("SSL_CERT_FILE", peers().join("localhost.pem"))
+        .env("SSL_CERT_FILE", peers().join("ca.pem"))
         .output()
         .await
         .unwrap();

@@ -6,7 +6,7 @@ use std::{
     process::Stdio,
     sync::{
         Arc, Mutex, OnceLock,
-        atomic::{AtomicI64, Ordering},
+        atomic::{AtomicBool, AtomicI64, Ordering},
     },
 };
 
@@ -62,6 +62,8 @@ pub(super) struct RestHost {
     pub(super) url: String,
     pub(super) client: reqwest::Client,
     pub(super) records: Records,
+    /// The next answer to a POST below `/pulls` is lost after the work was done.
+    pub(super) loses_answer: Arc<AtomicBool>,
     seconds: Arc<AtomicI64>,
 }
 
@@ -99,9 +101,24 @@ impl RestHost {
         forge.create("app", &Secret::new(TOKEN.to_owned())).await.unwrap();
         let records = Records::default();
         let recorder = Arc::clone(&records);
-        let router = Router::new().merge(forge.router()).layer(middleware::from_fn(
-            move |request: Request, next: Next| record(Arc::clone(&recorder), request, next),
-        ));
+        let loses_answer = Arc::new(AtomicBool::new(false));
+        let loses = Arc::clone(&loses_answer);
+        let router = Router::new()
+            .merge(forge.router())
+            .layer(middleware::from_fn(move |request: Request, next: Next| {
+                record(Arc::clone(&recorder), request, next)
+            }))
+            .layer(middleware::from_fn(move |request: Request, next: Next| {
+                lose(Arc::clone(&loses), request, next)
+            }));
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let mut client = reqwest::Client::builder().no_proxy();
+        if tls.is_some() {
+            let authority = std::fs::read(peers().join("ca.pem")).unwrap();
+            let authority = reqwest::Certificate::from_pem(&authority).unwrap();
+            client = client.tls_certs_only([authority]);
+        }
+        let client = client.build().unwrap();
         match tls {
             Some(acceptor) => {
                 let listener = TlsListener { listener, acceptor };
@@ -111,9 +128,13 @@ impl RestHost {
                 tokio::spawn(async move { axum::serve(listener, router).await });
             }
         }
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        Self { folder, forge, url, client, records, seconds }
+        Self { folder, forge, url, client, records, loses_answer, seconds }
+    }
+
+    /// The forge's clock, for a client whose clock is ahead of it.
+    pub(super) fn clock(&self, ahead: i64) -> Clock {
+        let seconds = Arc::clone(&self.seconds);
+        Clock::new(move || Timestamp::from_millis((seconds.load(Ordering::SeqCst) + ahead) * 1000))
     }
 
     /// Moves the forge's clock.
@@ -133,7 +154,7 @@ impl RestHost {
     pub(super) async fn git(&self, arguments: &[&str]) -> Result<String, String> {
         let work = self.folder.path().join("work");
         std::fs::create_dir_all(&work).unwrap();
-        let certificate = format!("http.sslCAInfo={}", peers().join("localhost.pem").display());
+        let certificate = format!("http.sslCAInfo={}", peers().join("ca.pem").display());
         git(&work, &[&["-c", &certificate], arguments].concat()).await
     }
 
@@ -271,6 +292,17 @@ async fn record(records: Records, request: Request, next: Next) -> Response {
         records.lock().unwrap().push(record);
     }
     Response::from_parts(parts, Body::from(bytes))
+}
+
+async fn lose(loses: Arc<AtomicBool>, request: Request, next: Next) -> Response {
+    let opens = request.method() == "POST" && request.uri().path().ends_with("/pulls");
+    let response = next.run(request).await;
+    if opens && loses.swap(false, Ordering::SeqCst) {
+        let mut lost = Response::new(Body::empty());
+        *lost.status_mut() = axum::http::StatusCode::BAD_GATEWAY;
+        return lost;
+    }
+    response
 }
 
 struct TlsListener {

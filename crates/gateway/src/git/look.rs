@@ -37,7 +37,7 @@ impl Gateway {
         owners: &[SecretOwner],
     ) -> Result<(), String> {
         let look = async {
-            let remote = Remote::resolve(&self.shared, access, owners).await?;
+            let remote = Remote::resolve(&self.shared, access, owners, false).await?;
             remote.send(&self.shared, GitRequest::FetchInfo, version_2(), None).await
         };
         let answered = match tokio::time::timeout(LIMIT, look).await {
@@ -62,7 +62,7 @@ impl Gateway {
     ) -> Option<Option<String>> {
         let reference = branch.map_or("HEAD".to_owned(), |branch| format!("refs/heads/{branch}"));
         let look = async {
-            let remote = Remote::resolve(&self.shared, access, owners).await.ok()?;
+            let remote = Remote::resolve(&self.shared, access, owners, false).await.ok()?;
             let mut headers = version_2();
             headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(LS_REFS));
             let body = Some(ls_refs(&reference).into());

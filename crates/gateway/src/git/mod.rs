@@ -33,7 +33,6 @@ use crate::{
     vault::{basic_credentials, redact},
 };
 
-const GITHUB: &str = "github.com";
 const GITHUB_TOKEN: &str = "GITHUB_TOKEN";
 
 const GIT_PROTOCOL: HeaderName = HeaderName::from_static("git-protocol");
@@ -123,7 +122,8 @@ async fn repository(
         let message = "this session has read-only access to this repository";
         return Ok(http::text(StatusCode::FORBIDDEN, message));
     }
-    let remote = Remote::resolve(&door.shared, access, &door.policy.secrets).await;
+    let push = wanted == GitRequest::PushInfo;
+    let remote = Remote::resolve(&door.shared, access, &door.policy.secrets, push).await;
     Ok(fetch(door, remote, wanted, &parts, body).await)
 }
 
@@ -219,24 +219,31 @@ async fn own_token(
     shared: &Shared,
     url: &reqwest::Url,
     owners: &[SecretOwner],
-) -> Option<(String, Secret<String>)> {
-    let token = shared.ledger.secret(&owners_of_token(url, owners), GITHUB_TOKEN).await?;
-    Some((GITHUB_TOKEN.to_owned(), token))
-}
-
-fn owners_of_token(url: &reqwest::Url, owners: &[SecretOwner]) -> Vec<SecretOwner> {
-    match url.scheme() == "https" && url.host_str() == Some(GITHUB) {
-        true => owners.iter().filter(|one| **one != SecretOwner::Global).cloned().collect(),
-        false => Vec::new(),
+) -> Option<Credential> {
+    if !shared.ledger.takes_github_token(url.as_str()) {
+        return None;
     }
+    let value = shared.ledger.secret(&without_global(owners), GITHUB_TOKEN).await?;
+    Some(Credential { value, secret: Some(GITHUB_TOKEN.to_owned()) })
 }
 
-/// The real remote of a repository, with its secret.
+fn without_global(owners: &[SecretOwner]) -> Vec<SecretOwner> {
+    owners.iter().filter(|one| **one != SecretOwner::Global).cloned().collect()
+}
+
+/// What a remote is shown.
+struct Credential {
+    value: Secret<String>,
+    /// The secret's name; `None` for the server's own credential.
+    secret: Option<String>,
+}
+
+/// The real remote of a repository, with its credential.
 struct Remote {
     name: String,
     url: reqwest::Url,
     reach: Reach,
-    secret: Option<(String, Secret<String>)>,
+    credential: Option<Credential>,
 }
 
 impl Remote {
@@ -244,6 +251,7 @@ impl Remote {
         shared: &Shared,
         access: &GitAccess,
         owners: &[SecretOwner],
+        push: bool,
     ) -> Result<Self, Response<Body>> {
         let url = remote_url::parse(&access.url).map_err(|error| {
             let message = format!("the URL registered for `{}` is refused: {error}", access.name);
@@ -256,10 +264,18 @@ impl Remote {
             return Err(refuse_private(access.name.as_str(), &url));
         }
         let owners = owners_for(owners, &access.name);
-        let secret = match &access.secret {
-            None => own_token(shared, &url, &owners).await,
+        let credential = match &access.secret {
+            None if access.local => None,
+            None => match own_token(shared, &url, &owners).await {
+                Some(own) => Some(own),
+                None => {
+                    let own = shared.ledger.git_credential(url.as_str(), push).await;
+                    let own = own.map_err(|why| http::text(StatusCode::FORBIDDEN, &why))?;
+                    own.map(|value| Credential { value, secret: None })
+                }
+            },
             Some(name) => match shared.ledger.secret(&owners, name).await {
-                Some(secret) => Some((name.clone(), secret)),
+                Some(value) => Some(Credential { value, secret: Some(name.clone()) }),
                 None => {
                     let message = format!(
                         "secret {name} for repository `{}` is not set; set it with `harvest secret set {name}`",
@@ -269,7 +285,7 @@ impl Remote {
                 }
             },
         };
-        Ok(Self { name: access.name.to_string(), url, reach, secret })
+        Ok(Self { name: access.name.to_string(), url, reach, credential })
     }
 
     /// Sends a request to the remote. Any other response than 200 becomes an error response.
@@ -292,7 +308,7 @@ impl Remote {
             request.headers_mut().insert(header::AUTHORIZATION, value);
         }
         match shared.clients.execute(request, self.reach).await {
-            Ok(answered) if answered.status() == StatusCode::OK => match &self.secret {
+            Ok(answered) if answered.status() == StatusCode::OK => match &self.credential {
                 Some(_) if answered.headers().contains_key(header::CONTENT_ENCODING) => {
                     let message =
                         format!("the remote of `{}` compressed its response unasked", self.name);
@@ -302,9 +318,11 @@ impl Remote {
             },
             Ok(answered) => {
                 let redirected = public::redirect(&shared.config.git_hosts, &answered);
-                match redirected.filter(|_| self.secret.is_none() && self.reach == Reach::Public) {
+                match redirected
+                    .filter(|_| self.credential.is_none() && self.reach == Reach::Public)
+                {
                     Some(redirected) => Err(redirected),
-                    None => Err(self.error_response(answered).await),
+                    None => Err(self.error_response(shared, answered).await),
                 }
             }
             Err(failed) if is_private(&failed) => Err(refuse_private(&self.name, &self.url)),
@@ -319,17 +337,20 @@ impl Remote {
 
     // The error is a message for git.
     fn authorization(&self) -> Result<Option<HeaderValue>, String> {
-        let Some((name, secret)) = &self.secret else { return Ok(None) };
-        let value = format!("Basic {}", basic_credentials(secret.expose().trim()));
-        let mut value = HeaderValue::from_str(&value).map_err(|_| {
-            format!("secret {name} contains characters that are invalid in a token; set it again")
+        let Some(Credential { value, secret }) = &self.credential else { return Ok(None) };
+        let value = format!("Basic {}", basic_credentials(value.expose().trim()));
+        let mut value = HeaderValue::from_str(&value).map_err(|_| match secret {
+            Some(name) => format!(
+                "secret {name} contains characters that are invalid in a token; set it again"
+            ),
+            None => "the server's token contains characters that are invalid in one".to_owned(),
         })?;
         value.set_sensitive(true);
         Ok(Some(value))
     }
 
     fn secrets(&self) -> Vec<&Secret<String>> {
-        self.secret.iter().map(|(_, secret)| secret).collect()
+        self.credential.iter().map(|credential| &credential.value).collect()
     }
 
     fn redact(&self, text: &str) -> String {
@@ -337,14 +358,20 @@ impl Remote {
     }
 
     // A 401 would make git ask for a password, and a redirect would lead to an unreachable host.
-    async fn error_response(&self, answered: reqwest::Response) -> Response<Body> {
+    async fn error_response(&self, shared: &Shared, answered: reqwest::Response) -> Response<Body> {
         let status = answered.status();
         let name = &self.name;
         match status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                let why = match &self.secret {
-                    Some((secret, _)) => {
+                let why = match &self.credential {
+                    Some(Credential { secret: Some(secret), .. }) => {
                         format!("refused the token; renew it with `harvest secret set {secret}`")
+                    }
+                    Some(Credential { secret: None, value }) => {
+                        shared.ledger.git_credential_refused(self.url.as_str(), value);
+                        "refused the server's sign-in to GitHub; try again, or check that it has \
+                         access to contents"
+                            .to_owned()
                     }
                     None => {
                         "does not exist or needs a token; the repository has no secret".to_owned()
@@ -378,12 +405,7 @@ mod tests {
     #[test]
     fn github_gets_no_global_token() {
         let own = SecretOwner::user("ada@example.org");
-        let owners = [own.clone(), SecretOwner::Global];
-        let of = |url: &str| owners_of_token(&url.parse().unwrap(), &owners);
-        assert_eq!(of("https://github.com/acme/shop.git"), [own]);
-        for other in ["http://github.com/a/b", "https://github.com.evil.org/a", "https://a.org/b"] {
-            assert_eq!(of(other), [], "{other}");
-        }
+        assert_eq!(without_global(&[own.clone(), SecretOwner::Global]), [own]);
     }
 
     #[test]

@@ -77,7 +77,7 @@ impl PublicRequest {
         }
         // The bytes belong to the connection of the HTTP client, which other sessions share.
         drop(door.traffic.connected(&host, 443));
-        Ok(Remote { name, url, reach: Reach::Public, secret: None })
+        Ok(Remote { name, url, reach: Reach::Public, credential: None })
     }
 }
 

@@ -138,8 +138,8 @@ impl Push {
         head: Bytes,
         body: Incoming,
     ) -> Result<(Remote, reqwest::Response), Response<Body>> {
-        let remote =
-            Remote::resolve(&self.door.shared, &self.access, &self.door.policy.secrets).await?;
+        let (shared, secrets) = (&self.door.shared, &self.door.policy.secrets);
+        let remote = Remote::resolve(shared, &self.access, secrets, true).await?;
         let head = stream::iter([Ok(head)]);
         let body = reqwest::Body::wrap_stream(head.chain(BodyDataStream::new(body)));
         let headers = filter_headers(&self.parts.headers, &TO_REMOTE);

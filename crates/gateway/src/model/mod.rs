@@ -43,7 +43,7 @@ use outside::OutsideError;
 pub(crate) use route::Endpoint;
 use route::Route;
 pub(crate) use scripted::FailureCounts;
-pub(crate) use upstreams::check_service_url;
+pub use upstreams::check_service_url;
 pub use upstreams::{Upstream, UpstreamError, Upstreams};
 pub(crate) use usage::bounded;
 

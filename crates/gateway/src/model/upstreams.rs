@@ -162,10 +162,7 @@ impl Upstream {
 }
 
 /// Checks the URL of a service that gets a key.
-pub(crate) fn check_service_url(
-    text: &str,
-    private_hosts: &PrivateHosts,
-) -> Result<(), UpstreamError> {
+pub fn check_service_url(text: &str, private_hosts: &PrivateHosts) -> Result<(), UpstreamError> {
     let invalid = || UpstreamError::InvalidUrl(text.to_owned());
     let url = Url::parse(text).map_err(|_| invalid())?;
     let host = url.host_str().ok_or_else(invalid)?.trim_matches(['[', ']']);

@@ -4,7 +4,10 @@ use std::{collections::HashMap, fs, path::Path};
 
 use axum::Router;
 use harvest_forge::LocalForge;
-use harvest_gateway::{GatewayConfig, PrivateHosts, ledger::GitAccess};
+use harvest_gateway::{
+    GatewayConfig, PrivateHosts,
+    ledger::{GitAccess, Refusal},
+};
 use harvest_proto::{EventBody, Secret, door::GIT_NAME};
 use tempfile::TempDir;
 use tokio::{net::TcpListener, process::Command};
@@ -23,6 +26,11 @@ struct GitSetup {
 
 impl GitSetup {
     async fn new(branch: Option<&str>) -> Self {
+        Self::with(branch, RecordingLedger::default(), true).await
+    }
+
+    /// A remote with the secret `FORGE_TOKEN`, or one that the server's own credential opens.
+    async fn with(branch: Option<&str>, ledger: RecordingLedger, secret: bool) -> Self {
         let outside = tempfile::tempdir().unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let public = format!("http://{}/forge", listener.local_addr().unwrap());
@@ -37,15 +45,15 @@ impl GitSetup {
         policy.repositories = vec![GitAccess {
             name: "local/app".parse().unwrap(),
             url: forge.url("app"),
-            local: true,
-            secret: Some("FORGE_TOKEN".into()),
+            local: secret,
+            secret: secret.then(|| "FORGE_TOKEN".into()),
             branch: branch.map(|name| name.parse().unwrap()),
         }];
-        let ledger = RecordingLedger {
-            secrets: HashMap::from([("FORGE_TOKEN", TOKEN)]),
-            ..RecordingLedger::default()
-        };
-        let door = TestDoor::new(ledger, GatewayConfig::default(), policy);
+        let ledger = RecordingLedger { secrets: HashMap::from([("FORGE_TOKEN", TOKEN)]), ..ledger };
+        *ledger.rotated.lock().unwrap() = Some(forge.clone());
+        let private_hosts = PrivateHosts::new(vec!["127.0.0.1".to_owned()]);
+        let config = GatewayConfig { private_hosts, ..GatewayConfig::default() };
+        let door = TestDoor::new(ledger, config, policy);
         let inside = format!("http://{}", door.inside(GIT_NAME, 80).await);
         Self { door, forge, inside, outside }
     }
@@ -127,6 +135,33 @@ async fn fetch_uses_credentials_unknown_to_sandbox() {
         !trace.contains(TOKEN) && !trace.contains(&encoded) && !trace.contains("authorization")
     );
     assert!(trace.contains("version=2") || trace.contains("version 2"), "protocol 2 is used");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_request_asks_for_a_credential() {
+    // The token of each request ends with the next one, in the middle of a push too.
+    let setup = GitSetup::with(Some(BRANCH), RecordingLedger::default(), false).await;
+    setup.clone_app().await;
+    let (ok, output) = setup.push(b"two", &["origin", &format!("HEAD:refs/heads/{BRANCH}")]).await;
+    assert!(ok, "{output}");
+    let asked = setup.door.ledger.asked.lock().unwrap().clone();
+    let (fetches, pushes) =
+        (asked.iter().filter(|push| !**push), asked.iter().filter(|push| **push));
+    assert!(fetches.count() >= 2 && pushes.count() >= 2, "{asked:?}");
+    assert!(asked.is_sorted(), "rights to push are asked for only to push: {asked:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn refused_credential_is_reported_and_never_shown() {
+    let refusing = RecordingLedger {
+        refusal: Some(Refusal::Final(String::new())),
+        ..RecordingLedger::default()
+    };
+    let setup = GitSetup::with(Some(BRANCH), refusing, false).await;
+    let url = format!("{}/local/app.git", setup.inside);
+    let (ok, output) = git(setup.folder(), &["clone", "-q", &url, "work"]).await;
+    assert!(!ok && output.contains("403") && !output.contains("t0ken"), "{output}");
+    assert_eq!(*setup.door.ledger.refused.lock().unwrap(), ["t0ken-1"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -21,6 +21,7 @@ use std::{
 };
 
 use async_trait::async_trait;
+use harvest_forge::LocalForge;
 use harvest_gateway::{
     DoorHandle, DoorSocket, Gateway, GatewayConfig,
     ledger::{
@@ -55,6 +56,11 @@ struct RecordingLedger {
     unread: Mutex<Vec<Usage>>,
     traffic: Mutex<Vec<TrafficCount>>,
     changed: Notify,
+    /// Gets a new token before each request of git.
+    rotated: Mutex<Option<LocalForge>>,
+    /// For which requests a credential was asked for: whether they push.
+    asked: Mutex<Vec<bool>>,
+    refused: Mutex<Vec<String>>,
 }
 
 #[async_trait]
@@ -77,6 +83,26 @@ impl Ledger for RecordingLedger {
     async fn host_secrets(&self, _: &[SecretOwner], host: &str) -> Vec<HostSecret> {
         let secrets = self.host_secrets.lock().unwrap().clone();
         if host == host_secrets::HOST { secrets } else { Vec::new() }
+    }
+
+    async fn git_credential(
+        &self,
+        _url: &str,
+        push: bool,
+    ) -> Result<Option<Secret<String>>, String> {
+        let Some(forge) = self.rotated.lock().unwrap().clone() else { return Ok(None) };
+        let mut asked = self.asked.lock().unwrap();
+        asked.push(push);
+        let token = Secret::new(format!("t0ken-{}", asked.len()));
+        if self.refusal.is_some() {
+            return Ok(Some(token));
+        }
+        forge.set_token("app", &token).map_err(|error| error.to_string())?;
+        Ok(Some(token))
+    }
+
+    fn git_credential_refused(&self, _url: &str, refused: &Secret<String>) {
+        self.refused.lock().unwrap().push(refused.expose().clone());
     }
 
     async fn record_use(&self, _: &SessionId, used: HostSecretUse) -> Result<(), Refusal> {

@@ -73,6 +73,17 @@ pub(crate) enum RepoCommand {
     },
     /// List repositories
     Ls,
+    /// Register an App on the local forge, for programs that work with GitHub's REST API
+    App {
+        /// Its name, such as `My bot`
+        name: String,
+        /// The file with its RSA key (PEM), private or public; only the public half is stored
+        #[arg(long, value_name = "FILE")]
+        key: std::path::PathBuf,
+        /// A repository of the local forge it may use [default: all]
+        #[arg(short, long = "repository", value_name = "NAME")]
+        repositories: Vec<RepositoryRef>,
+    },
     /// Remove a repository and its builds
     Rm {
         /// The repository: OWNER/NAME, or NAME if only one has it

@@ -4,7 +4,7 @@ use clap::{Args, Subcommand, builder::PossibleValuesParser};
 
 use harvest_proto::{
     AgentName, BranchName, Effort, ModelRef, Money, NetworkPolicy, RepositoryRef, SpendingScope,
-    api::SessionState,
+    api::{PullRequestMode, SessionState},
 };
 
 use super::{SessionArg, units, words};
@@ -82,6 +82,9 @@ pub(crate) struct RunArgs {
     /// Take away the agent's tool for asking questions
     #[arg(long)]
     pub(crate) no_questions: bool,
+    /// What is opened for the branch once it is pushed [default: the setting `pr`, which is ready]
+    #[arg(long, value_name = "WHAT", value_parser = PossibleValuesParser::new(PullRequestMode::WORDS))]
+    pub(crate) pr: Option<String>,
     /// Print the session's id and do not follow it
     #[arg(short, long)]
     pub(crate) detach: bool,
@@ -264,6 +267,48 @@ pub(crate) struct EventsArgs {
 pub(crate) enum PrCommand {
     /// Show the pull request with the result of Harvest's own check
     Show(SessionArg),
+    /// Open a pull request of what the session has pushed, or update the open one
+    Create(CreatePrArgs),
+    /// Change the title or the description of an open pull request
+    Update(PrTextArgs),
+    /// Merge a pull request on the local forge
+    Merge(MergePrArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CreatePrArgs {
+    #[command(flatten)]
+    pub(crate) text: PrTextArgs,
+    /// Open it as a draft
+    #[arg(long, conflicts_with = "ready")]
+    pub(crate) draft: bool,
+    /// Open it ready for review, whatever the session was created with
+    #[arg(long)]
+    pub(crate) ready: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PrTextArgs {
+    #[command(flatten)]
+    pub(crate) session: SessionArg,
+    /// One of the session's repositories: OWNER/NAME, or NAME
+    #[arg(short, long, value_name = "REPOSITORY")]
+    pub(crate) repository: Option<RepositoryRef>,
+    /// The title
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) title: Option<String>,
+    /// The description above the part that Harvest writes
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) body: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct MergePrArgs {
+    #[command(flatten)]
+    pub(crate) session: SessionArg,
+    /// One of the session's repositories: OWNER/NAME, or NAME
+    #[arg(short, long, value_name = "REPOSITORY")]
+    pub(crate) repository: Option<RepositoryRef>,
 }
 
 #[derive(Debug, Args)]

@@ -6,8 +6,9 @@ use anyhow::{Context, Result};
 use harvest_proto::{
     RepositoryName, RepositoryRef, Secret, SessionId,
     api::{
-        AddRepository, CreatePrompt, CreateSession, ForkSession, Page, Prompt, PullRequest,
-        Repository, RetentionReport, Session, SessionState, Turn, UpdateRepository,
+        AddRepository, CreatePrompt, CreatePullRequest, CreateSession, ForkSession,
+        MergePullRequest, Page, Prompt, PullRequest, Repository, RetentionReport, Session,
+        SessionRepository, SessionState, Turn, UpdatePullRequest, UpdateRepository,
     },
 };
 use reqwest::Method;
@@ -115,6 +116,33 @@ impl Client {
 
     pub(crate) async fn pull_request(&self, id: &SessionId) -> Result<PullRequest> {
         self.get(&format!("/v1/sessions/{id}/pr")).await
+    }
+
+    pub(crate) async fn pull_request_create(
+        &self,
+        id: &SessionId,
+        body: &CreatePullRequest,
+    ) -> Result<Vec<SessionRepository>> {
+        let page: Page<SessionRepository> =
+            self.post(&format!("/v1/sessions/{id}/pr"), body).await?;
+        Ok(page.items)
+    }
+
+    pub(crate) async fn pull_request_update(
+        &self,
+        id: &SessionId,
+        body: &UpdatePullRequest,
+    ) -> Result<SessionRepository> {
+        let path = format!("/v1/sessions/{id}/pr");
+        self.call(self.request(Method::PATCH, &path).json(body)).await
+    }
+
+    pub(crate) async fn pull_request_merge(
+        &self,
+        id: &SessionId,
+        body: &MergePullRequest,
+    ) -> Result<SessionRepository> {
+        self.post(&format!("/v1/sessions/{id}/pr/merge"), body).await
     }
 
     pub(crate) async fn repositories(&self) -> Result<Vec<Repository>> {

@@ -63,6 +63,7 @@ pub(crate) async fn run(ctx: &Invocation, args: RunArgs) -> Result<u8> {
         env,
         secrets,
         no_questions: args.no_questions,
+        pr_mode: args.pr.as_deref().and_then(|word| word.parse().ok()),
         from,
         key: args.key,
         ..CreateSession::default()

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, str::FromStr};
 
 use anyhow::{Context, Error, Result};
 use harvest_engine::Driver;
-use harvest_proto::{Secret, UpstreamKind, UpstreamName};
+use harvest_proto::{Secret, UpstreamKind, UpstreamName, api::PullRequestMode};
 use serde::Deserialize;
 
 use super::{Env, List, LogFormat, agents::Variables, tables::Span};
@@ -124,6 +124,9 @@ table! {
         schedule: bool, "`true` or `false`", "`true`",
             "Whether the server looks at every repository each half hour and rebuilds those that \
              have moved";
+        pr: PullRequestMode, "`none`, `draft` or `ready`", "`ready`",
+            "What is opened for a branch that a session pushes: nothing, a draft, or a pull \
+             request; also `--pr` of `harvest run`";
         store_driver: Driver, "`auto`, `dir` or `btrfs`", "`dir`",
             "The disk driver of a new `home`: plain folders, or btrfs, which snapshots and forks \
              in milliseconds but takes two to five times as long for large and random writes; an \
@@ -140,6 +143,8 @@ table! {
         clocks: ClocksTable, "Timeouts and intervals";
         limits: LimitsTable, "Concurrency limits";
         retention: RetentionTable, "Retention of history, snapshots and archived sessions";
+        github: GithubTable, "GitHub: where it is. `harvest up` signs in with the variables \
+            `GITHUB_APP_ID` and `GITHUB_APP_PRIVATE_KEY`, or with `shared_token`";
     }
     named {
         upstreams: UpstreamTable, "A service for model calls. `NAME/MODEL` is a model of it. \
@@ -190,6 +195,18 @@ table! {
             "The secret with its key. The server is offered only if the secret is there";
         enabled: bool, "`true` or `false`", "`true`",
             "`false` offers it to no session, even if its secret is there";
+    }
+}
+
+table! {
+    GithubTable {
+        url: String, "URL", "`https://github.com`",
+            "GitHub.com, or the base URL of an Enterprise server. Plain http is only for this \
+             machine, private addresses and `private_hosts`";
+        shared_token: bool, "`true` or `false`", "`false`",
+            "Whether the token `GITHUB_TOKEN` in the environment of `harvest up` signs in for the \
+             repositories of all users, without an App. Otherwise it opens none: users and \
+             repositories have tokens of their own";
     }
 }
 
@@ -312,7 +329,7 @@ fn value<T: FromStr<Err: ToString>>(
 
 /// Variables without a key, for the reference page.
 #[cfg(test)]
-pub(crate) const VARIABLES: [(&str, &str); 6] = [
+pub(crate) const VARIABLES: [(&str, &str); 9] = [
     ("HARVEST_CONFIG", "The configuration file; also `--config`"),
     (
         "HARVEST_SUPERVISOR",
@@ -323,6 +340,19 @@ pub(crate) const VARIABLES: [(&str, &str); 6] = [
          SENTRY_AUTH_TOKEN, LINEAR_API_KEY, SLACK_BOT_TOKEN",
         "In the environment of `harvest up`, as the secrets of all upstreams and MCP servers: used \
          if no secret of that name is stored. Without an API key, `anthropic` uses the token of a subscription",
+    ),
+    (
+        "GITHUB_APP_ID, GITHUB_APP_PRIVATE_KEY",
+        "In the environment of `harvest up`: the App that signs in to GitHub, and its private key \
+         (PEM, PKCS#1 or PKCS#8) or the path of a file with it",
+    ),
+    (
+        "GITHUB_APP_INSTALLATION_ID",
+        "The installation of the App; looked up for each repository when absent",
+    ),
+    (
+        "GITHUB_WEBHOOK_SECRET",
+        "The secret of the webhooks that `POST /hooks/github` takes; without it they are refused",
     ),
     ("HARVEST_PAGER", "The pager of `harvest diff` on a terminal; then `PAGER`, then `less`"),
     ("NO_COLOR", "Disables colours when set"),

@@ -46,6 +46,7 @@ const SAMPLES: &[(&str, &str, &str)] = &[
     ("budget_tokens", "1", "2"),
     ("prices", "\"/file\"", "/env"),
     ("schedule", "false", "true"),
+    ("pr", "\"none\"", "draft"),
     ("store_driver", "\"btrfs\"", "auto"),
     ("state_size", "\"3g\"", "4g"),
     ("database", "\"sqlite:/file\"", "sqlite:/env"),
@@ -68,6 +69,8 @@ fn every_variable_overrides_file_and_default() {
             (None, _, "snapshots_bytes" | "history_per_turn" | "history_per_session") => {
                 ("\"71g\"", "72g")
             }
+            (None, "github", "url") => ("\"https://file.example\"", "https://env.example"),
+            (None, "github", _) => ("true", "false"),
             (None, _, "heartbeat") => ("\"1s\"", "2s"),
             _ => ("\"711s\"", "712s"),
         };

@@ -214,6 +214,30 @@ fn later_push_updates_the_pull_request() {
 }
 
 #[test]
+fn missing_and_merged_pull_requests_are_shown() {
+    let repository = || "local/calc".parse().unwrap();
+    let (number, url) = (3, "http://h/3".into());
+    let screen = shown(vec![
+        EventBody::PrSkipped {
+            repository: repository(),
+            reason: "no pull request was opened: it is suspended".into(),
+            hint: Some("an owner ends it".into()),
+        },
+        EventBody::PrChanged {
+            repository: repository(),
+            number,
+            url,
+            state: harvest_proto::api::PullRequestState::Merged,
+        },
+    ]);
+    assert_eq!(
+        screen,
+        "Pull request of local/calc: no pull request was opened: it is suspended\n  \
+         hint: an owner ends it\nPull request #3 is merged\n"
+    );
+}
+
+#[test]
 fn lines_name_one_of_several_repositories() {
     let renderer =
         Renderer { many_repositories: true, ..Renderer::new(false, 100, Palette::default()) };

@@ -48,8 +48,10 @@ pub use prompts::{
     Attachment, CreateAttachment, CreatePrompt, MovePrompt, Prompt, PromptStatus, Turn,
 };
 pub use repositories::{
-    AddRepository, Build, BuildLine, BuildLog, BuildStatus, BuildSummary, CheckOutcome, Evidence,
-    PullRequest, PullRequestState, Repository, UpdateRepository,
+    AddRepository, Build, BuildLine, BuildLog, BuildStatus, BuildSummary, CheckOutcome,
+    CreatePullRequest, Evidence, MergePullRequest, PULL_REQUEST_BEGIN, PULL_REQUEST_END,
+    PullRequest, PullRequestMode, PullRequestState, Repository, UpdatePullRequest,
+    UpdateRepository,
 };
 pub use repository_config::{RepositoryConfig, RepositoryPolicy};
 pub use retention::{RetentionDrop, RetentionReport, SessionDiskUsage};

@@ -196,6 +196,11 @@ pub enum BuildLine {
     },
 }
 
+/// Begins the part of a pull request's description that Harvest keeps up to date.
+pub const PULL_REQUEST_BEGIN: &str = "<!-- harvest:begin -->";
+/// Ends that part.
+pub const PULL_REQUEST_END: &str = "<!-- harvest:end -->";
+
 /// A pull request as we recorded it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -210,6 +215,8 @@ pub struct PullRequest {
     pub body: String,
     /// Whether the pull request is open.
     pub state: PullRequestState,
+    /// Whether it is a draft, which cannot be merged yet.
+    pub draft: bool,
     /// Branch to be merged.
     pub branch: BranchName,
     /// Branch to merge into.
@@ -218,6 +225,66 @@ pub struct PullRequest {
     pub commit: String,
     /// Result of Harvest's own check of that commit.
     pub evidence: Option<Evidence>,
+}
+
+/// `POST /v1/sessions/{id}/pr`: opens pull requests of what the session has pushed, or updates the
+/// open ones.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct CreatePullRequest {
+    /// One of the session's repositories, `OWNER/NAME` or `NAME`; all of them when absent.
+    pub repository: Option<RepositoryRef>,
+    /// The title; the session's title when absent.
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
+    pub title: Option<String>,
+    /// The description above the part that Harvest writes; the first prompt when absent.
+    #[cfg_attr(feature = "openapi", schema(max_length = 40000))]
+    pub body: Option<String>,
+    /// Whether a new pull request is a draft; as the session was created when absent.
+    pub draft: Option<bool>,
+}
+
+/// `PATCH /v1/sessions/{id}/pr`: changes an open pull request.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct UpdatePullRequest {
+    /// One of the session's repositories, `OWNER/NAME` or `NAME`; the only one when absent.
+    pub repository: Option<RepositoryRef>,
+    /// The new title.
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
+    pub title: Option<String>,
+    /// The new description above the part that Harvest writes.
+    #[cfg_attr(feature = "openapi", schema(max_length = 40000))]
+    pub body: Option<String>,
+}
+
+/// `POST /v1/sessions/{id}/pr/merge`: merges a pull request on the local forge.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct MergePullRequest {
+    /// One of the session's repositories, `OWNER/NAME` or `NAME`; the only one when absent.
+    pub repository: Option<RepositoryRef>,
+}
+
+word_enum!(
+    /// What Harvest does for a branch that a session pushes.
+    PullRequestMode, "pull request mode" {
+        /// No pull request is opened.
+        None = "none",
+        /// A draft is opened.
+        Draft = "draft",
+        /// A pull request is opened.
+        Ready = "ready",
+    }
+);
+
+impl Default for PullRequestMode {
+    fn default() -> Self {
+        Self::Ready
+    }
 }
 
 word_enum!(

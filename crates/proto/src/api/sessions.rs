@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     AgentName, BranchName, Effort, ModelRef, Money, NetworkPolicy, PromptText, RepositoryName,
     RepositoryRef, SandboxId, Secret, SessionId, SnapshotId, StateReason, Timestamp,
-    api::{CreateAttachment, PullRequest},
+    api::{CreateAttachment, PullRequest, PullRequestMode},
     bridge::Author,
     event::{McpServer, Usage},
 };
@@ -126,6 +126,10 @@ pub struct CreateSession {
     /// Take away the agent's tool for asking the user.
     #[serde(default)]
     pub no_questions: bool,
+    /// What is opened for a pushed branch: `none`, `draft` or `ready`; the server's setting when
+    /// absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pr_mode: Option<PullRequestMode>,
     /// Snapshot to start from; checkouts it contains stay as they are.
     pub from: Option<SnapshotId>,
     /// A unique key of your choice for the session.
@@ -233,6 +237,8 @@ pub struct Session {
     pub budget_micros: Option<Money>,
     /// What they have spent, at list prices.
     pub spent_micros: Money,
+    /// What is opened for a pushed branch: `none`, `draft` or `ready`.
+    pub pr_mode: PullRequestMode,
     /// Number of the session's first pull request.
     pub pr_number: Option<u64>,
     /// Web page of that pull request.

@@ -8,6 +8,7 @@ mod events;
 mod exec;
 mod files;
 mod health;
+mod hooks;
 mod memory;
 mod models;
 mod network;
@@ -52,6 +53,7 @@ pub(crate) fn routes() -> Routes<ServerState> {
         files::routes(),
         pty::routes(),
         pull_requests::routes(),
+        hooks::routes(),
         repositories::routes(),
         schedule::routes(),
         memory::routes(),

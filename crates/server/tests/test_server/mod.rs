@@ -22,6 +22,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use stubs::Stubs;
+pub(crate) use stubs::WEBHOOK_SECRET;
 
 /// A complete response.
 #[derive(Debug)]
@@ -112,7 +113,7 @@ impl Stream {
 
 /// A server with its own store.
 pub(crate) struct TestServer {
-    address: SocketAddr,
+    pub(crate) address: SocketAddr,
     pub(crate) token: String,
     pub(crate) fake: Fake,
     pub(crate) sessions: Sessions,
@@ -305,7 +306,7 @@ async fn server_parts(folder: &Path, fake: Fake) -> ServerParts {
         lease,
         provider: Arc::new(fake),
         doors: Arc::new(Stubs),
-        forge: Arc::new(Stubs),
+        forge: Arc::new(stubs::forge()),
         vault: Arc::new(Vault::open(&folder.join("vault.key")).unwrap()),
         config: Config {
             trusted: vec![packages],

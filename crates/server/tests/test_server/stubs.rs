@@ -1,14 +1,14 @@
-//! No doors and no forge.
+//! No doors, and a forge without repositories.
 
 use std::{any::Any, sync::Arc};
 
-use async_trait::async_trait;
+use harvest_forge::{GitHub, GitHubSettings};
 use harvest_gateway::{
     DoorListener, DoorObserver,
     ledger::{DoorPolicy, Tools},
 };
-use harvest_proto::api::{Evidence, PullRequest};
-use harvest_session::{Doors, Forge, ForgeFailure, PullRequestSpec};
+use harvest_proto::Secret;
+use harvest_session::Doors;
 
 pub(super) struct Stubs;
 
@@ -24,16 +24,11 @@ impl Doors for Stubs {
     }
 }
 
-#[async_trait]
-impl Forge for Stubs {
-    async fn open_pull_request(
-        &self,
-        _: PullRequestSpec,
-    ) -> Result<Option<PullRequest>, ForgeFailure> {
-        Ok(None)
-    }
-
-    async fn set_evidence(&self, _: &str, _: u64, _: Evidence) -> Result<(), ForgeFailure> {
-        Ok(())
-    }
+/// A forge without repositories, whose webhooks have this secret.
+pub(super) fn forge() -> GitHub {
+    let webhook_secret = Some(Secret::new(WEBHOOK_SECRET.to_owned()));
+    GitHub::new(GitHubSettings { webhook_secret, ..GitHubSettings::new("https://github.invalid") })
+        .unwrap()
 }
+
+pub(crate) const WEBHOOK_SECRET: &str = "webh00k-s3cret";

@@ -43,7 +43,7 @@ impl Repositories {
         GitAccess {
             name: repository.name.clone(),
             url: self.current_url(&repository.url),
-            local: self.shared.forge.is_own(&repository.url),
+            local: self.shared.forge.is_local(&repository.url),
             secret: repository.secret.clone(),
             branch,
         }

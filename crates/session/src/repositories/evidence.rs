@@ -1,32 +1,24 @@
 //! Reviews pushed commits after a turn: opens the pull request and runs the repository's check on
 //! exactly that commit, in a fresh sandbox the agent never touched.
 
-use std::time::Duration;
-
 use harvest_proto::{
     EventBody, SandboxId, SessionId,
-    api::{CheckOutcome, Evidence, PullRequest, Repository},
+    api::{CheckOutcome, Evidence, Repository},
     bridge::BootStart,
 };
 use harvest_store::{CheckoutRecord, SessionRecord, StoreError, Write};
 
-use super::{PassSpec, Repositories, RepositoryContext, boot_start, check, shared_owners};
+use super::{
+    PassSpec, Repositories, RepositoryContext, boot_start, check, pull_requests, shared_owners,
+};
 use crate::{
     bridge::BridgeError,
     checkout,
     compute_meter::compute_owner,
     ephemeral::{EphemeralDoor, EphemeralError, EphemeralSandbox},
-    error::SessionError,
     error_chain::error_chain,
-    forge::PullRequestSpec,
     wall_clock::now,
 };
-
-// Retries for a forge that fails briefly; after that, the next turn or restart tries again.
-const RETRIES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(5)];
-
-// How much of the prompt the pull request quotes.
-const PROMPT_CHARACTERS: usize = 4000;
 
 impl Repositories {
     /// Reviews the newest pushed commit of each checkout that is not yet reviewed, and returns the
@@ -44,40 +36,6 @@ impl Repositories {
         });
         let _ = write(&self.shared, session, warnings.collect()).await;
         results
-    }
-}
-
-/// What the agent says about its pull request; the session's title and first prompt by default.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct PullRequestText {
-    pub(crate) title: Option<String>,
-    pub(crate) summary: Option<String>,
-}
-
-impl Repositories {
-    /// Opens or updates the pull requests of everything that a session has pushed. Its commits are
-    /// checked after the turn, as always.
-    pub(crate) async fn open_pull_requests(
-        &self,
-        session: &SessionId,
-        text: &PullRequestText,
-    ) -> Result<Vec<PullRequest>, SessionError> {
-        let shared = &self.shared;
-        let record = shared.store.session_get(session).await?;
-        let mut opened = Vec::new();
-        for checkout in &record.checkouts {
-            let Some(commit) = checkout.pushed_commit.as_deref() else { continue };
-            let repository = shared.store.repository_get(&checkout.repository).await?;
-            let work = PushedCommit { record: &record, checkout, repository: &repository, commit };
-            let pull = open_pull_request(shared, work, text).await.map_err(|error| {
-                let what = format!("cannot open the pull request: {}", error_chain(&error));
-                SessionError::conflict("forge_failed", what, "try again")
-            })?;
-            opened.extend(
-                pull.map(|pull| PullRequest { url: shared.forge.current_url(&pull.url), ..pull }),
-            );
-        }
-        Ok(opened)
     }
 }
 
@@ -133,115 +91,28 @@ async fn review_one(
     let shared = &repositories.shared;
     let repository = shared.store.repository_get(&checkout.repository).await.map_err(other)?;
     let work = PushedCommit { record, checkout, repository: &repository, commit };
-    let pull = open_pull_request(shared, work, &PullRequestText::default()).await?;
+    let pull = pull_requests::open_after_push(shared, work).await?;
     let user = record.session.author.email.to_lowercase();
     let _slot = shared.sandboxes.checks.acquire(&user).await;
     let limit = shared.sandboxes.timeouts.check + shared.sandboxes.timeouts.boot;
     let evidence = tokio::time::timeout(limit, gather(repositories, work))
         .await
         .map_err(|_| EphemeralError::TimedOut { limit })??;
-    let mut writes = Vec::new();
-    if let Some(mut pull) = pull {
-        let number = pull.number;
-        let set = shared.forge.set_evidence(&repository.url, number, evidence.clone()).await;
-        set.map_err(other)?;
-        pull.evidence = Some(evidence.clone());
-        writes.push(pull_request_write(shared, work, &pull));
-    }
+    let mut writes = pull_requests::publish_evidence(shared, work, pull, &evidence).await?;
     let reviewed = Write::Reviewed { repository: repository.name, commit: commit.to_owned() };
-    writes.extend([event(EventBody::Evidence(evidence.clone())), reviewed]);
+    // First: clients that follow the session stop waiting at the first warning.
+    writes.splice(0..0, [event(EventBody::Evidence(evidence.clone())), reviewed]);
     write(shared, &record.session.id, writes).await.map_err(other)?;
     Ok(evidence)
 }
 
 /// A commit pushed through the git door.
 #[derive(Clone, Copy)]
-struct PushedCommit<'a> {
-    record: &'a SessionRecord,
-    checkout: &'a CheckoutRecord,
-    repository: &'a Repository,
-    commit: &'a str,
-}
-
-async fn open_pull_request(
-    shared: &RepositoryContext,
-    work: PushedCommit<'_>,
-    text: &PullRequestText,
-) -> Result<Option<PullRequest>, EphemeralError> {
-    let PushedCommit { record, checkout, repository, commit } = work;
-    let session = &record.session;
-    let known = session.repositories.iter().find(|known| known.name == repository.name);
-    let known = known.and_then(|known| known.pr.as_ref());
-    // What the agent said stays when the pull request gets another commit.
-    let title = text.title.clone().or_else(|| known.map(|known| known.title.clone()));
-    let summary = text.summary.clone().or_else(|| known.map(|known| summary(&known.body)));
-    let base = checkout.base.clone().or_else(|| repository.base.clone());
-    let base = base.unwrap_or_else(|| "main".parse().expect("`main` is a valid branch"));
-    let order = PullRequestSpec {
-        url: repository.url.clone(),
-        title: title.unwrap_or_else(|| session.title.clone()),
-        body: body(shared, record, commit, summary).await,
-        branch: session.branch.clone(),
-        base,
-    };
-    let mut waits = RETRIES.iter();
-    let pull = loop {
-        match shared.forge.open_pull_request(order.clone()).await {
-            Ok(pull) => break pull,
-            Err(error) => match waits.next() {
-                Some(wait) => tokio::time::sleep(*wait).await,
-                None => return Err(other(error)),
-            },
-        }
-    };
-    let Some(pull) = pull else { return Ok(None) };
-    let is_new =
-        known.is_none_or(|known| (known.number, &known.commit) != (pull.number, &pull.commit));
-    if is_new || text.title.is_some() || text.summary.is_some() {
-        let opened = EventBody::PrOpened {
-            repository: repository.name.clone(),
-            number: pull.number,
-            url: pull.url.clone(),
-            branch: pull.branch.clone(),
-        };
-        let writes = vec![pull_request_write(shared, work, &pull), event(opened)];
-        write(shared, &session.id, writes).await.map_err(other)?;
-    }
-    Ok(Some(pull))
-}
-
-// Begins the part of a pull request's body that Harvest keeps up to date.
-const FACTS: &str = "\n- session: `";
-
-/// The part of a body above the facts.
-fn summary(body: &str) -> String {
-    body.rsplit_once(FACTS).map_or(body, |(summary, _)| summary).to_owned()
-}
-
-async fn body(
-    shared: &RepositoryContext,
-    record: &SessionRecord,
-    commit: &str,
-    summary: Option<String>,
-) -> String {
-    let session = &record.session;
-    let summary = match summary {
-        Some(summary) => summary,
-        None => quoted_prompt(shared, &session.id).await,
-    };
-    format!(
-        "{summary}{FACTS}{}`\n- agent: {}\n- turns: {}\n- commit: `{commit}`\n",
-        session.id, session.agent, session.turns
-    )
-}
-
-async fn quoted_prompt(shared: &RepositoryContext, session: &SessionId) -> String {
-    let prompts = shared.store.prompt_list(session).await.unwrap_or_default();
-    let prompt: String = prompts
-        .first()
-        .map(|prompt| prompt.text.chars().take(PROMPT_CHARACTERS).collect())
-        .unwrap_or_default();
-    prompt.lines().map(|line| format!("> {line}\n")).collect()
+pub(super) struct PushedCommit<'a> {
+    pub(super) record: &'a SessionRecord,
+    pub(super) checkout: &'a CheckoutRecord,
+    pub(super) repository: &'a Repository,
+    pub(super) commit: &'a str,
 }
 
 /// Runs the repository's check on the commit in a fresh sandbox.
@@ -303,24 +174,15 @@ async fn gather(
     Ok(evidence)
 }
 
-fn other(error: impl std::error::Error) -> EphemeralError {
+pub(super) fn other(error: impl std::error::Error) -> EphemeralError {
     EphemeralError::Other(error_chain(&error))
 }
 
-fn pull_request_write(
-    shared: &RepositoryContext,
-    work: PushedCommit<'_>,
-    pull: &PullRequest,
-) -> Write {
-    let pull = PullRequest { url: shared.forge.stable_url(&pull.url), ..pull.clone() };
-    Write::PullRequest { repository: work.repository.name.clone(), pull_request: Box::new(pull) }
-}
-
-fn event(body: EventBody) -> Write {
+pub(super) fn event(body: EventBody) -> Write {
     Write::Event { at: now(), turn: None, body: Box::new(body) }
 }
 
-async fn write(
+pub(super) async fn write(
     shared: &RepositoryContext,
     session: &SessionId,
     writes: Vec<Write>,
@@ -345,13 +207,6 @@ mod tests {
             tail: "1 test failed\n".into(),
             at: now(),
         }
-    }
-
-    #[test]
-    fn summary_of_a_body_ends_at_the_facts() {
-        let body = format!("Fixes it.\n\n| a | b |\n{FACTS}s`\n");
-        assert_eq!(summary(&body), "Fixes it.\n\n| a | b |\n");
-        assert_eq!(summary("by hand"), "by hand");
     }
 
     #[test]

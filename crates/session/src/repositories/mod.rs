@@ -7,13 +7,18 @@ mod builds;
 pub(crate) mod check;
 mod door_policy;
 mod evidence;
+mod forge_news;
 mod memory;
 mod network;
 mod origin;
+mod pull_request_body;
+mod pull_request_verbs;
+mod pull_requests;
 mod schedule;
 
 use std::sync::Arc;
 
+use harvest_forge::Forge;
 use harvest_gateway::{PrivateHosts, RemoteUrlError, normalize_remote_url};
 use harvest_proto::{
     BranchName, RepositoryName, RepositoryRef,
@@ -24,15 +29,18 @@ use harvest_proto::{
 use harvest_store::{Store, StoreError};
 
 use crate::{
-    error::SessionError, forge::Forge, monotonic_clock::MonotonicClock, removals::Removals,
+    error::SessionError, monotonic_clock::MonotonicClock, removals::Removals,
     sandbox_context::SandboxContext, sandboxes::StartFrom, wall_clock::now,
 };
 
 pub(crate) use door_policy::{PassSpec, Trusted, owners_of, shared_owners};
-pub(crate) use evidence::{PullRequestText, describe_failures};
+pub(crate) use evidence::describe_failures;
+pub(crate) use forge_news::ForgeNews;
+pub use forge_news::ReceiveError;
 pub(crate) use network::{OpenPolicies, ServerDoors, network_rule};
 pub(crate) use origin::boot_start;
 pub use origin::{ALL_AGENTS, default_image};
+pub(crate) use pull_requests::PullRequestText;
 
 /// The repositories of one server. Cheap to clone.
 #[derive(Clone)]
@@ -56,6 +64,8 @@ pub(crate) struct RepositoryContext {
     pub(crate) private_hosts: PrivateHosts,
     /// Whether the schedule runs.
     pub(crate) schedule: bool,
+    /// What webhooks told of.
+    pub(crate) news: ForgeNews,
     /// For the duration of builds.
     pub(crate) clock: MonotonicClock,
 }
@@ -231,7 +241,7 @@ impl Repositories {
     pub(crate) fn checked_url(&self, url: &str) -> Result<String, SessionError> {
         let url = url.trim().trim_end_matches('/');
         let url = self.current_url(&https_url(url).unwrap_or_else(|| url.to_owned()));
-        if self.shared.forge.is_own(&url) {
+        if self.shared.forge.is_local(&url) {
             return Ok(url);
         }
         normalize_remote_url(&url, &self.shared.private_hosts).map_err(|error| {

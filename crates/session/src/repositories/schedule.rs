@@ -54,10 +54,19 @@ fn needs_build(builds: &[BuildSummary], tip: &str) -> bool {
 }
 
 /// What a run did with a repository.
-enum Outcome {
+pub(super) enum Outcome {
     Unchanged,
     Built(RepositoryName),
     Failed { name: RepositoryName, why: String, built: bool },
+}
+
+impl Outcome {
+    pub(super) fn failure(&self) -> Option<&str> {
+        match self {
+            Self::Failed { why, .. } => Some(why),
+            _ => None,
+        }
+    }
 }
 
 impl Repositories {
@@ -139,7 +148,7 @@ impl Repositories {
         self.schedule().await
     }
 
-    async fn is_paused(&self) -> Result<bool, SessionError> {
+    pub(super) async fn is_paused(&self) -> Result<bool, SessionError> {
         Ok(self.shared.store.meta_get(PAUSED).await?.as_deref() == Some("true"))
     }
 
@@ -194,7 +203,7 @@ impl Repositories {
     }
 
     /// Looks at a repository, and builds it if it has moved.
-    async fn refresh(&self, repository: Repository) -> Outcome {
+    pub(super) async fn refresh(&self, repository: Repository) -> Outcome {
         let name = repository.name.clone();
         let failed = |why: String, built| Outcome::Failed { name: name.clone(), why, built };
         let access = self.git_access(&repository, None);

@@ -239,6 +239,7 @@ fn new_fork(
         key: None,
         env: source.env.clone(),
         no_questions: source.no_questions,
+        pr_mode: source.session.pr_mode,
         at,
     };
     let detail = format!("fork of {} at {}", session.id, point.describe());

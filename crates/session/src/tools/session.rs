@@ -150,7 +150,8 @@ async fn create_pull_request(tools: &SessionTools, given: Value) -> Result<ToolR
     let Wanted { title, body } = arguments(given)?;
     let title = title.as_deref().map(|title| within("title", title, MAX_TITLE_CHARACTERS));
     let body = body.as_deref().map(|body| within("body", body, MAX_BODY_CHARACTERS));
-    let text = PullRequestText { title: title.transpose()?, summary: body.transpose()? };
+    let (title, summary) = (title.transpose()?, body.transpose()?);
+    let text = PullRequestText { title, summary, by_user: false };
     // Each call can store an event.
     let stored = tools.shared.store.session_history_bytes(&tools.session).await?;
     if stored >= Some(tools.shared.retention.rules.history.per_session) {
@@ -161,8 +162,7 @@ async fn create_pull_request(tools: &SessionTools, given: Value) -> Result<ToolR
     let opening = async move { repositories.open_pull_requests(&session, &text).await };
     let pulls = tools.detach(opening).await?;
     if pulls.is_empty() {
-        let why = "there is no pull request to open; commit your work and run `git push` first, or \
-                   the repository's forge is not supported";
+        let why = "there is no pull request to open; commit your work and run `git push` first";
         return Err(ToolError::Refused(why.to_owned()));
     }
     let pulls = Value::Array(pulls.iter().map(describe_pull_request).collect());

@@ -89,14 +89,8 @@ async fn each_pushed_repository_gets_own_pull_request() {
             .all(|one| one.pr.as_ref().is_some_and(|pull| pull.evidence.is_some()))
     );
     assert_eq!((session.pr_number, session.pr_url.as_deref()), (Some(7), Some("http://forge/7")));
-    let orders: Vec<_> = harness
-        .pulls
-        .0
-        .lock()
-        .unwrap()
-        .iter()
-        .map(|order| (order.url.clone(), order.base.clone()))
-        .collect();
+    let opened = harness.pulls.opened.lock().unwrap().clone();
+    let orders: Vec<_> = opened.into_iter().map(|(url, spec)| (url, spec.base)).collect();
     assert!(
         orders.contains(&("https://example.org/lib.git".into(), "next".parse().unwrap())),
         "{orders:?}"

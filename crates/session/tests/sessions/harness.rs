@@ -1,7 +1,12 @@
 //! A test server in its own folder, and helpers that wait for sessions.
 
+use harvest_forge::{
+    CheckStatus, Forge, ForgeFailure, Operation, PullRequestChange, PullRequestSpec,
+    RemoteRepository, Webhook, WebhookError, WebhookHeaders, read_webhook,
+};
 use harvest_gateway::ledger::{MostTokens, PlannedCall};
 use harvest_proto::CallId;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
 
@@ -92,40 +97,149 @@ impl Doors for RecordingDoors {
     }
 }
 
+/// A forge that has every repository.
 #[derive(Default)]
-pub(crate) struct RecordingPulls(pub(crate) Mutex<Vec<PullRequestSpec>>);
+pub(crate) struct RecordingPulls {
+    /// The pull requests that were opened.
+    pub(crate) opened: Mutex<Vec<(String, PullRequestSpec)>>,
+    /// The open pull requests, by the URL of their repositories.
+    pub(crate) open: Mutex<HashMap<String, PullRequest>>,
+    pub(crate) statuses: Mutex<Vec<(String, CheckStatus)>>,
+    /// Why calls are refused.
+    pub(crate) refuses: Mutex<Option<fn() -> ForgeFailure>>,
+    /// The URLs of removed repositories; their removal can be made to fail.
+    pub(crate) removed: Mutex<Vec<String>>,
+    pub(crate) keeps_copies: AtomicBool,
+}
+
+impl RecordingPulls {
+    fn check(&self) -> Result<(), ForgeFailure> {
+        match *self.refuses.lock().unwrap() {
+            Some(failure) => Err(failure()),
+            None => Ok(()),
+        }
+    }
+}
 
 #[async_trait]
 impl Forge for RecordingPulls {
-    async fn open_pull_request(
-        &self,
-        order: PullRequestSpec,
-    ) -> Result<Option<PullRequest>, ForgeFailure> {
-        self.0.lock().unwrap().push(order.clone());
-        // A forge answers later; the client of a tool may be gone by then.
-        tokio::task::yield_now().await;
-        Ok(Some(PullRequest {
-            number: 7,
-            url: "http://forge/7".into(),
-            title: order.title,
-            body: order.body,
-            state: PullRequestState::Open,
-            branch: order.branch,
-            base: order.base,
-            commit: "c0ffee".into(),
-            evidence: None,
-        }))
+    fn owns(&self, url: &str) -> bool {
+        !url.contains("plain")
     }
 
-    async fn set_evidence(
+    async fn credential(
         &self,
         _url: &str,
+        _operation: Operation,
+    ) -> Result<Option<Secret<String>>, ForgeFailure> {
+        self.check()?;
+        Ok(Some(Secret::new("0f-the-f0rge".to_owned())))
+    }
+
+    async fn find_pull_request(
+        &self,
+        repository: &RemoteRepository,
+        branch: &BranchName,
+    ) -> Result<Option<PullRequest>, ForgeFailure> {
+        self.check()?;
+        let open = self.open.lock().unwrap();
+        let found = open.get(&repository.url).filter(|pull| pull.branch == *branch);
+        Ok(found.filter(|pull| pull.state == PullRequestState::Open).cloned())
+    }
+
+    async fn pull_request(
+        &self,
+        repository: &RemoteRepository,
+        number: u64,
+    ) -> Result<PullRequest, ForgeFailure> {
+        let open = self.open.lock().unwrap();
+        open.get(&repository.url).cloned().ok_or(ForgeFailure::NoPullRequest { number })
+    }
+
+    async fn open_pull_request(
+        &self,
+        repository: &RemoteRepository,
+        spec: PullRequestSpec,
+    ) -> Result<PullRequest, ForgeFailure> {
+        self.opened.lock().unwrap().push((repository.url.clone(), spec.clone()));
+        // A forge answers later; the client of a tool may be gone by then.
+        tokio::task::yield_now().await;
+        let PullRequestSpec { title, body, branch, base, draft } = spec;
+        let pull = PullRequest {
+            number: 7,
+            url: "http://forge/7".into(),
+            title,
+            body,
+            state: PullRequestState::Open,
+            draft,
+            branch,
+            base,
+            commit: "c0ffee".into(),
+            evidence: None,
+        };
+        self.open.lock().unwrap().insert(repository.url.clone(), pull.clone());
+        Ok(pull)
+    }
+
+    async fn update_pull_request(
+        &self,
+        repository: &RemoteRepository,
+        number: u64,
+        change: PullRequestChange,
+    ) -> Result<PullRequest, ForgeFailure> {
+        self.check()?;
+        let mut open = self.open.lock().unwrap();
+        let pull = open.get_mut(&repository.url).ok_or(ForgeFailure::NoPullRequest { number })?;
+        pull.title = change.title.unwrap_or(pull.title.clone());
+        pull.body = change.body.unwrap_or(pull.body.clone());
+        Ok(pull.clone())
+    }
+
+    async fn merge_pull_request(
+        &self,
+        _repository: &RemoteRepository,
         _number: u64,
-        _evidence: Evidence,
+    ) -> Result<PullRequest, ForgeFailure> {
+        Err(ForgeFailure::MergedElsewhere { url: "http://forge/7".to_owned() })
+    }
+
+    async fn set_status(
+        &self,
+        _repository: &RemoteRepository,
+        commit: &str,
+        status: CheckStatus,
+    ) -> Result<(), ForgeFailure> {
+        self.statuses.lock().unwrap().push((commit.to_owned(), status));
+        Ok(())
+    }
+
+    async fn comment(
+        &self,
+        _repository: &RemoteRepository,
+        _number: u64,
+        _body: &str,
     ) -> Result<(), ForgeFailure> {
         Ok(())
     }
+
+    async fn remove_repository(&self, url: &str) -> Result<bool, ForgeFailure> {
+        if self.keeps_copies.load(Ordering::SeqCst) {
+            return Err(ForgeFailure::Other("the disk is full".into()));
+        }
+        self.removed.lock().unwrap().push(url.to_owned());
+        Ok(true)
+    }
+
+    fn read_webhook(
+        &self,
+        headers: WebhookHeaders<'_>,
+        body: &[u8],
+    ) -> Result<Webhook, WebhookError> {
+        read_webhook(&Secret::new(WEBHOOK_SECRET.to_owned()), headers, body)
+    }
 }
+
+pub(crate) const WEBHOOK_SECRET: &str = "webh00k-s3cret";
 
 /// Runs a command in a session's sandbox.
 pub(crate) async fn exec(

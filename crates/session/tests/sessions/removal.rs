@@ -1,6 +1,6 @@
 //! Deletion, retention and startup reconciliation: nothing leaks, whenever the server dies.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use harvest_proto::SnapshotId;
 
@@ -216,47 +216,13 @@ async fn removed_repository_loses_builds_and_state() {
     eventually("the build is gone", || harness.fake.snapshots_taken().is_empty()).await;
 }
 
-/// A forge with a copy of every repository; removal can be made to fail.
-#[derive(Default)]
-struct FakeForge {
-    refuses: AtomicBool,
-    removed: Mutex<Vec<String>>,
-}
-
-#[async_trait]
-impl Forge for FakeForge {
-    async fn open_pull_request(
-        &self,
-        _order: PullRequestSpec,
-    ) -> Result<Option<PullRequest>, ForgeFailure> {
-        Ok(None)
-    }
-
-    async fn set_evidence(
-        &self,
-        _url: &str,
-        _number: u64,
-        _evidence: Evidence,
-    ) -> Result<(), ForgeFailure> {
-        Ok(())
-    }
-
-    async fn remove_repository(&self, url: &str) -> Result<bool, ForgeFailure> {
-        if self.refuses.load(Ordering::SeqCst) {
-            return Err(ForgeFailure("the disk is full".into()));
-        }
-        self.removed.lock().unwrap().push(url.to_owned());
-        Ok(true)
-    }
-}
-
 #[tokio::test]
 async fn forge_copy_of_removed_repository_is_removed() {
     let harness = Harness::new().await;
-    let forge = Arc::new(FakeForge::default());
+    let forge = Arc::clone(&harness.pulls);
     let serve = || async {
         let dependencies = harness.dependencies(harness.lease().await);
-        ServerParts::open(Dependencies { forge: forge.clone(), ..dependencies }).await.unwrap()
+        ServerParts::open(dependencies).await.unwrap()
     };
     let ServerParts { accounts, repositories, sessions, .. } = serve().await;
     let add = |name: &str, of: &str, secret: &str| AddRepository {
@@ -281,14 +247,14 @@ async fn forge_copy_of_removed_repository_is_removed() {
     // Another repository has the same URL.
     repositories.delete(&"local/one".parse().unwrap()).await.unwrap();
     assert_eq!(*forge.removed.lock().unwrap(), Vec::<String>::new());
-    forge.refuses.store(true, Ordering::SeqCst);
+    forge.keeps_copies.store(true, Ordering::SeqCst);
     repositories.delete(&"local/two".parse().unwrap()).await.unwrap();
     // A server that died right after recording the removal.
     sessions.close().await;
     drop(sessions);
     let three = "local/three".parse().unwrap();
     harness.store.repository_delete(&three, Timestamp::from_millis(0)).await.unwrap();
-    forge.refuses.store(false, Ordering::SeqCst);
+    forge.keeps_copies.store(false, Ordering::SeqCst);
     let parts = serve().await;
     eventually("both are gone", || forge.removed.lock().unwrap().len() == 2).await;
     let mut gone = forge.removed.lock().unwrap().clone();

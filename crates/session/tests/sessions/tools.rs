@@ -62,7 +62,7 @@ async fn pull_request_is_recorded_after_the_client_disconnects() {
     removal::eventually("tools", || harness.doors.1.lock().unwrap().contains_key(&id)).await;
     let tools = tools(&harness, &id);
     let asked = async {
-        while harness.pulls.0.lock().unwrap().is_empty() {
+        while harness.pulls.opened.lock().unwrap().is_empty() {
             tokio::task::yield_now().await;
         }
     };

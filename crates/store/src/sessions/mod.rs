@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use harvest_proto::{
     AgentName, BranchName, Effort, ModelRef, Money, NetworkPolicy, RepositoryName, SandboxId,
     SessionId, Timestamp,
-    api::{Session, SessionRepository, SessionState},
+    api::{PullRequestMode, Session, SessionRepository, SessionState},
     bridge::Author,
     repository_name::WORKSPACE,
 };
@@ -50,6 +50,7 @@ pub struct NewSession {
     pub env: BTreeMap<String, String>,
     /// The agent may not ask the user.
     pub no_questions: bool,
+    pub pr_mode: PullRequestMode,
     pub at: Timestamp,
 }
 
@@ -81,7 +82,7 @@ impl SessionRecord {
 // The diff is left out: it may be a megabyte, and lists do not show it.
 const SELECT: &str = "SELECT s.id, s.title, s.state, s.reason, s.position, s.repository, s.branch, s.agent, s.model, \
      s.effort, s.network, s.provider, s.author_name, s.author_email, s.conversation, s.sandbox, s.epoch, s.snapshot, s.forked_from, \
-     s.forked_turn, s.key, s.env, s.no_questions, s.driver_state, s.input_tokens, s.output_tokens, \
+     s.forked_turn, s.key, s.env, s.no_questions, s.pr_mode, s.driver_state, s.input_tokens, s.output_tokens, \
      s.cache_read_tokens, s.cache_write_tokens, s.next_seq, s.history_bytes, s.created_at, s.last_activity, \
      (SELECT info FROM agent_infos a WHERE a.session = s.id) AS agent_info, \
      (SELECT COUNT(*) FROM turns t WHERE t.session = s.id) AS turns, \
@@ -149,9 +150,9 @@ pub(crate) async fn insert(
     sqlx::query(
         "INSERT INTO sessions (id, title, state, reason, repository, branch, agent, model, network,
          author_name, author_email, conversation, forked_from, forked_turn, key, env, provider,
-         no_questions, effort, driver_state, created_at, last_activity)
+         no_questions, effort, driver_state, created_at, last_activity, pr_mode)
          VALUES ($1, $2, $3, 'created', $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17,
-         $18, '', $19, $19)",
+         $18, '', $19, $19, $20)",
     )
     .bind(new.id.to_string())
     .bind(replace_nul(new.title))
@@ -172,6 +173,7 @@ pub(crate) async fn insert(
     .bind(i64::from(new.no_questions))
     .bind(new.effort.map(Effort::as_str))
     .bind(new.at.as_millis())
+    .bind(new.pr_mode.as_str())
     .execute(&mut *connection)
     .await
     .map_err(|error| StoreError::or_exists(error, format!("session {}", new.id)))?;
@@ -213,6 +215,7 @@ fn read(row: &DbRow) -> Result<SessionRecord, StoreError> {
         usage: row::usage(row)?,
         budget_micros: row::count_optional(row, "budget")?.map(Money::from_micros),
         spent_micros: Money::from_micros(row::count(row, "spent")?),
+        pr_mode: row::parsed(row, "pr_mode")?,
         pr_number: None,
         pr_url: None,
         seq: next_seq.saturating_sub(1),

@@ -11,6 +11,7 @@ use crate::test_store::{NOW, TestStore, new_session, on_both};
 on_both!(
     checkout_updates_affect_one_repository,
     each_repository_has_its_own_pull_request,
+    merged_pull_requests_are_not_listed,
     repository_in_use_cannot_be_deleted,
     sessions_are_filtered_by_title_repository_key,
 );
@@ -45,6 +46,7 @@ fn pull_request(number: u64) -> PullRequest {
         title: "t".into(),
         body: String::new(),
         state: PullRequestState::Open,
+        draft: false,
         branch: "b".parse().unwrap(),
         base: "main".parse().unwrap(),
         commit: "c".into(),
@@ -65,6 +67,26 @@ async fn each_repository_has_its_own_pull_request(test: TestStore) {
     let numbers: Vec<_> =
         shown.repositories.iter().map(|one| one.pr.as_ref().unwrap().number).collect();
     assert_eq!((numbers, shown.pr_number), (vec![2, 3], Some(2)));
+}
+
+async fn merged_pull_requests_are_not_listed(test: TestStore) {
+    let session = test.session().await;
+    test.database
+        .sql("INSERT INTO repositories (name, url, created_at) VALUES ('o/s', 'http://h/s', 1)")
+        .await;
+    let numbers = async |state| {
+        let pull = PullRequest { state, ..pull_request(1) };
+        let repository = "o/s".parse().unwrap();
+        let write = Write::PullRequest { repository, pull_request: Box::new(pull) };
+        test.commit(&session, vec![write]).await.unwrap();
+        let listed = test.store.pull_requests_unmerged().await.unwrap();
+        let shown = |one: harvest_store::StoredPullRequest| (one.url, one.pull_request.number);
+        listed.into_iter().map(shown).collect::<Vec<_>>()
+    };
+    let expected = [("http://h/s".to_owned(), 1)];
+    assert_eq!(numbers(PullRequestState::Open).await, expected);
+    assert_eq!(numbers(PullRequestState::Closed).await, expected);
+    assert_eq!(numbers(PullRequestState::Merged).await, []);
 }
 
 async fn repository_in_use_cannot_be_deleted(test: TestStore) {

@@ -21,4 +21,5 @@ mod records;
 mod rest;
 mod statements;
 mod test_store;
+mod webhooks;
 mod writes;

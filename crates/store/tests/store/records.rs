@@ -312,6 +312,7 @@ async fn deleting_a_session_deletes_all_its_rows(test: TestStore) {
         title: word(),
         body: word(),
         state: PullRequestState::Open,
+        draft: false,
         branch: "b".parse().unwrap(),
         base: "main".parse().unwrap(),
         commit: word(),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use harvest_e2e::{Database, Postgres};
 use harvest_proto::{
     AgentName, Event, EventBody, NetworkPolicy, PromptId, SessionId, Timestamp,
-    api::{PromptStatus, Role, Token},
+    api::{PromptStatus, PullRequestMode, Role, Token},
     bridge::{Author, OutboxEvent},
 };
 use harvest_store::{
@@ -205,6 +205,7 @@ pub(crate) fn new_session() -> NewSession {
         key: None,
         env: std::collections::BTreeMap::new(),
         no_questions: false,
+        pr_mode: PullRequestMode::Ready,
         at: NOW,
     }
 }

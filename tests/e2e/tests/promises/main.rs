@@ -23,6 +23,7 @@ mod faults_inside;
 mod followers;
 mod freeze_pause_restore;
 mod gc_all;
+mod github;
 mod history;
 mod history_budget;
 mod host_network;

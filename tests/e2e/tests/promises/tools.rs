@@ -198,7 +198,11 @@ async fn pull_request_keeps_the_words_of_the_agent() {
     let shown = host.show(&session).await;
     let pull = shown.repositories[0].pr.clone().unwrap();
     assert_eq!((pull.number, pull.title.as_str()), (1, "Add, not subtract"));
-    assert!(pull.body.starts_with("The sign was wrong.\n- session: "), "{}", pull.body);
+    assert!(
+        pull.body.starts_with("The sign was wrong.\n\n<!-- harvest:begin -->\n- session: "),
+        "{}",
+        pull.body
+    );
     assert!(pull.body.contains(&pull.commit), "{}", pull.body);
 }
 

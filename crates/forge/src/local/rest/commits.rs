@@ -88,7 +88,7 @@ async fn get(
     let commit = history::commit(&access.git, &sha).await?;
     let parent = match commit.parents.first() {
         Some(parent) => parent.clone(),
-        None => empty_tree(&access).await?,
+        None => git::empty_tree(&access.git).await?,
     };
     if client.wants("diff") {
         return diff(&access, &parent, &sha).await;
@@ -110,12 +110,6 @@ async fn get(
 pub(super) async fn resolve(access: &RepositoryAccess, name: &str) -> Result<String, RestError> {
     let missing = || RestError::unprocessable(format!("No commit found for SHA: {name}"));
     history::resolve(&access.git, name).await?.ok_or_else(missing)
-}
-
-async fn empty_tree(access: &RepositoryAccess) -> Result<String, RestError> {
-    let arguments = ["hash-object", "-t", "tree", "-w", "--stdin"];
-    let id = git::with_input(&access.git, "write the empty tree", &arguments, &[], "").await?;
-    Ok(id.trim().to_owned())
 }
 
 pub(super) async fn diff(

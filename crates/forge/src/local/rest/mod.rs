@@ -8,8 +8,10 @@ mod comments;
 mod commits;
 mod contents;
 mod error;
+mod hooks;
 mod json;
 mod meta;
+pub(super) mod payloads;
 mod pulls;
 mod references;
 mod repositories;
@@ -17,14 +19,16 @@ mod statuses;
 
 use axum::{
     Router,
+    body::{Body, to_bytes},
     extract::{DefaultBodyLimit, Request},
-    http::{HeaderName, HeaderValue},
+    http::{HeaderName, HeaderValue, Method, StatusCode, header},
     middleware::{self, Next},
-    response::Response,
+    response::{IntoResponse, Response},
     routing::{MethodRouter, delete, get, patch, post, put},
 };
 use error::RestError;
 use harvest_proto::SessionId;
+use ring::digest::{SHA256, digest};
 
 use super::LocalForge;
 
@@ -44,6 +48,7 @@ pub(super) fn router() -> Router<LocalForge> {
         .merge(pull_request_routes())
         .fallback(not_found)
         .method_not_allowed_fallback(not_found)
+        .layer(middleware::from_fn(add_entity_tag))
         .layer(middleware::from_fn(add_headers))
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
 }
@@ -85,6 +90,9 @@ fn repository_routes() -> Router<LocalForge> {
         )
         .route("/repos/{owner}/{repo}/statuses/{sha}", post(statuses::create))
         .route("/repos/{owner}/{repo}/actions/runs", get(statuses::workflow_runs))
+        .route("/repos/{owner}/{repo}/hooks", get(hooks::list).post(hooks::create))
+        .route("/repos/{owner}/{repo}/hooks/{id}", get(hooks::get).delete(hooks::delete))
+        .route("/repos/{owner}/{repo}/hooks/{id}/pings", post(hooks::ping))
 }
 
 fn pull_request_routes() -> Router<LocalForge> {
@@ -109,6 +117,35 @@ fn pull_request_routes() -> Router<LocalForge> {
 
 async fn not_found() -> RestError {
     RestError::not_found()
+}
+
+/// Adds an entity tag to what was read. A client that has it already gets 304 without the body.
+async fn add_entity_tag(request: Request, next: Next) -> Response {
+    let is_read = request.method() == Method::GET;
+    let known = request.headers().get(header::IF_NONE_MATCH).cloned();
+    let response = next.run(request).await;
+    if !is_read || response.status() != StatusCode::OK {
+        return response;
+    }
+    let (mut parts, body) = response.into_parts();
+    // Every answer is complete in memory.
+    let Ok(bytes) = to_bytes(body, usize::MAX).await else {
+        return RestError::not_found().into_response();
+    };
+    let hash: String =
+        digest(&SHA256, &bytes).as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+    let Ok(tag) = HeaderValue::from_str(&format!("W/\"{hash}\"")) else {
+        return Response::from_parts(parts, Body::from(bytes));
+    };
+    let unchanged = known.as_ref() == Some(&tag);
+    parts.headers.insert(header::ETAG, tag);
+    if !unchanged {
+        return Response::from_parts(parts, Body::from(bytes));
+    }
+    parts.status = StatusCode::NOT_MODIFIED;
+    parts.headers.remove(header::CONTENT_TYPE);
+    parts.headers.remove(header::CONTENT_LENGTH);
+    Response::from_parts(parts, Body::empty())
 }
 
 async fn add_headers(request: Request, next: Next) -> Response {

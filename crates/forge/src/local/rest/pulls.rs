@@ -20,7 +20,7 @@ use super::{
 use crate::local::{
     ForgeError, git,
     history::{self, CommitFilter},
-    merge::{MergeMethod, MergeOutcome, MergeRequest, Mergeability, mergeability},
+    merge::{MergeMethod, MergeOutcome, MergeRequest, Mergeability, merge_texts, mergeability},
     permissions::PermissionLevel::{Read, Write},
     pull_requests::{NewPullRequest, Opening, PullChange, PullRecord},
 };
@@ -75,7 +75,7 @@ fn simple(access: &RepositoryAccess, record: &PullRecord, repository: &Value) ->
         "number": number,
         "state": if is_open { "open" } else { "closed" },
         "locked": false,
-        "draft": record.draft,
+        "draft": record.pull.draft,
         "title": pull.title,
         "body": pull.body,
         "user": objects::user(urls, &record.author),
@@ -160,7 +160,7 @@ async fn merge_state(
     };
     Ok(match mergeability(&access.git, &base, &record.pull.commit).await? {
         Mergeability::Conflict => (Some(false), "dirty"),
-        Mergeability::Clean { .. } if record.draft => (Some(true), "draft"),
+        Mergeability::Clean { .. } if record.pull.draft => (Some(true), "draft"),
         Mergeability::Clean { .. } => (Some(true), "clean"),
     })
 }
@@ -268,7 +268,7 @@ pub(super) async fn create(
     let head = branch(new.head.as_deref(), "head")?;
     let base = branch(new.base.as_deref(), "base")?;
     let pull = NewPullRequest { title, body, branch: head.clone(), base };
-    let opening = Opening { author: &access.login, draft: new.draft, update: false };
+    let opening = Opening { author: &access.login, draft: new.draft };
     let opened = access.forge.open_pull_record(&access.name, pull, opening).await;
     let record = opened.map_err(|error| refused(error, &head))?;
     Ok((StatusCode::CREATED, Json(full(&access, &record).await?)).into_response())
@@ -316,7 +316,8 @@ pub(super) async fn update(
         return Err(RestError::custom("PullRequest", "state cannot be changed."));
     }
     let change = PullChange { title, body, base, open };
-    let changed = access.forge.change_pull_record(&access.name, number, change).await;
+    let changed =
+        access.forge.change_pull_record(&access.name, number, change, &access.login).await;
     let record = changed.map_err(|error| refused(error, &current.pull.branch))?;
     Ok(Json(full(&access, &record).await?))
 }
@@ -415,17 +416,5 @@ pub(super) async fn merge(
         MergeOutcome::BaseMoved => {
             Err(RestError::conflict("Base branch was modified. Review and try the merge again."))
         }
-    }
-}
-
-/// Title and message of a merge commit, as GitHub writes them.
-fn merge_texts(record: &PullRecord, method: MergeMethod) -> (String, String) {
-    let pull = &record.pull;
-    match method {
-        MergeMethod::Merge => {
-            let branch = format!("{LOCAL_OWNER}/{}", pull.branch);
-            (format!("Merge pull request #{} from {branch}", pull.number), pull.title.clone())
-        }
-        MergeMethod::Squash => (format!("{} (#{})", pull.title, pull.number), pull.body.clone()),
     }
 }

@@ -123,6 +123,7 @@ pub(super) async fn create(
     bytes: Bytes,
 ) -> Result<Response, RestError> {
     let access = client.open((&owner, &name), CONTENTS, Write)?;
+    let _watch = access.forge.watch_references(&access.name, &access.login).await;
     let new: NewReference = body(&bytes)?;
     let name = new.r#ref.unwrap_or_default();
     if !is_writable(&name) {
@@ -150,6 +151,7 @@ pub(super) async fn update(
     bytes: Bytes,
 ) -> Result<Json<Value>, RestError> {
     let access = client.open((&owner, &name), CONTENTS, Write)?;
+    let _watch = access.forge.watch_references(&access.name, &access.login).await;
     let update: ReferenceUpdate = body(&bytes)?;
     let name = format!("refs/{reference}");
     let old = find_writable(&access, &name).await?.sha;
@@ -172,6 +174,7 @@ pub(super) async fn delete(
     Path((owner, name, reference)): Path<(String, String, String)>,
 ) -> Result<StatusCode, RestError> {
     let access = client.open((&owner, &name), CONTENTS, Write)?;
+    let _watch = access.forge.watch_references(&access.name, &access.login).await;
     let name = format!("refs/{reference}");
     let old = find_writable(&access, &name).await?.sha;
     if update_refs(&access, &format!("{}delete {name} {old}\n", keep(&old))).await.is_err() {

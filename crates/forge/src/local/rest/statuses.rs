@@ -78,6 +78,11 @@ fn is_http(url: &str) -> bool {
     uri.is_some_and(|uri| matches!(uri.scheme_str(), Some("http" | "https")))
 }
 
+/// The picture of a user.
+pub(super) fn avatar(access: &RepositoryAccess, login: &str) -> Value {
+    objects::user(&access.urls, login)["avatar_url"].take()
+}
+
 fn status(
     access: &RepositoryAccess,
     sha: &str,

@@ -1,5 +1,6 @@
 //! `harvest repo`: registers, changes, prebuilds, lists and removes repositories.
 
+mod app;
 mod builds;
 
 use std::path::Path;
@@ -71,6 +72,9 @@ pub(crate) async fn run(ctx: &Invocation, verb: RepoCommand) -> Result<u8> {
         RepoCommand::Show { name } => {
             let repository = client.repository(&name).await?;
             ctx.print.result(&repository, |repository| sanitize(&describe(repository)))?;
+        }
+        RepoCommand::App { name, key, repositories } => {
+            app::run(ctx, &client, name, &key, &repositories).await?;
         }
         RepoCommand::Build { name, all } => builds::run(ctx, &client, name, all).await?,
         RepoCommand::Builds { name } => builds::list(ctx, &client, &name).await?,
