@@ -10,7 +10,6 @@ use anyhow::{Context, Result};
 use harvest_e2e::Postgres;
 use harvest_proto::{
     AgentName, EventBody, NetworkPolicy, SessionId, Timestamp,
-    api::PullRequestMode,
     bridge::{Author, OutboxEvent},
 };
 use harvest_store::{DatabaseUrl, Lease, NewCheckout, NewSession, Store, Write};
@@ -143,7 +142,7 @@ async fn session(store: &Store, lease: Lease) -> Result<SessionId> {
         forked_turn: None,
         key: None,
         env: Default::default(),
-        pr_mode: PullRequestMode::default(),
+        pr_mode: None,
         no_questions: false,
         at: NOW,
     };

@@ -139,6 +139,8 @@ pub(crate) enum Command {
     Fork(ForkArgs),
     /// Take a session back to a turn: files and conversation
     Restore(RestoreArgs),
+    /// Commit a session's work and rebase it onto its base
+    Sync(SessionArg),
     /// Stop a session's sandbox at once; its disk is saved
     Terminate(SessionArg),
     /// Archive a session; it can still be read and forked

@@ -7,6 +7,7 @@
 mod activity;
 mod highlight;
 mod markdown;
+mod syncs;
 mod text;
 mod tool;
 
@@ -22,6 +23,7 @@ use self::{
 pub(crate) use self::{
     activity::{Activity, phase_label},
     markdown::markdown_text,
+    syncs::synced_checkout,
     text::{describe_exit, first_line, short_commit, truncate},
 };
 use crate::{
@@ -268,6 +270,11 @@ impl Renderer {
     }
 }
 
+/// The lines of an event by itself.
+pub(crate) fn event_lines(body: &EventBody) -> Vec<String> {
+    default_lines(body, 80)
+}
+
 /// Lines that are always shown.
 fn default_lines(body: &EventBody, width: usize) -> Vec<String> {
     let quoted = |text: &str| truncate(first_line(text), width.saturating_sub(12));
@@ -301,6 +308,10 @@ fn default_lines(body: &EventBody, width: usize) -> Vec<String> {
             boot_phase(*phase, *millis)
         }
         EventBody::Synced { checkouts, .. } => checkouts.iter().filter_map(moved).collect(),
+        EventBody::SyncEnded { checkouts, .. } => {
+            checkouts.iter().flat_map(synced_checkout).collect()
+        }
+        EventBody::WorkSaved(saved) => syncs::saved_work(saved),
         EventBody::InstallStep { folder, command, millis, failure, tail, .. } => {
             install_step((folder, command), *millis, failure.as_deref(), tail)
         }
@@ -343,11 +354,13 @@ fn default_lines(body: &EventBody, width: usize) -> Vec<String> {
             vec![format!("Handed over {name} ({})", crate::cli::units::bytes(*bytes))]
         }
         EventBody::Warning { message } => vec![format!("warning: {message}")],
-        EventBody::Blocked { criterion, error, needed_action, .. } => vec![
-            format!("Blocked: {criterion}"),
-            format!("  because: {error}"),
-            format!("  needed:  {needed_action}"),
-        ],
+        EventBody::Blocked { criterion, error, attempts, checkpoint, needed_action } => {
+            let mut lines = vec![format!("Blocked: {criterion}"), format!("  because: {error}")];
+            lines.extend(attempts.iter().map(|attempt| format!("  tried:   {attempt}")));
+            lines.extend(checkpoint.iter().map(|kept| format!("  kept as: {kept}")));
+            lines.push(format!("  needed:  {needed_action}"));
+            lines
+        }
         _ => vec![],
     }
 }

@@ -33,6 +33,7 @@ const SESSIONS: &[&str] = &[
     "resume",
     "fork",
     "restore",
+    "sync",
     "terminate",
     "archive",
     "rm",

@@ -2,10 +2,12 @@
 //! events, the server those about the session itself; clients read both as one stream.
 
 mod agent;
+mod sync;
 
 use serde::{Deserialize, Serialize};
 
 pub use self::agent::{McpServer, McpState, PlanStep, StepStatus, ToolKind};
+pub use self::sync::{CheckoutSync, CommittedWork, SavedWork, SyncOutcome};
 use crate::{
     BlobId, BranchName, PromptId, RepositoryName, SandboxId, SnapshotId, StateReason, Timestamp,
     TurnId, TurnReason,
@@ -120,6 +122,17 @@ pub enum EventBody {
         /// What the file says.
         config: Box<RepositoryConfig>,
     },
+    /// A requested sync ended: each checkout's uncommitted work is committed, and its branch
+    /// rebased onto the base if that is possible without a conflict.
+    SyncEnded {
+        /// The checkouts, the primary one first.
+        checkouts: Vec<CheckoutSync>,
+        /// Duration of the sync.
+        millis: u64,
+    },
+    /// The session is to have a pull request, and its agent left work behind at the end of the
+    /// turn: Harvest committed and pushed it in the name of the prompt's author.
+    WorkSaved(SavedWork),
     /// A command that installs dependencies of a checkout ended.
     InstallStep {
         /// Folder of the project below `/workspace`.

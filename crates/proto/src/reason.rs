@@ -25,6 +25,8 @@ word_enum!(
         Question = "question",
         /// The agent reported that it cannot go on without a person.
         Blocked = "blocked",
+        /// A sync met a conflict; the branch is as before.
+        Conflict = "conflict",
         /// A budget is used up; raising it continues the conversation.
         Budget = "budget",
         /// Paused by a user.

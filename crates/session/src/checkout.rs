@@ -2,12 +2,15 @@
 
 use harvest_proto::{
     BranchName, CheckoutFolder,
-    bridge::{Command, DiffStat, GitQuery, GitRequest, Reply, ToSupervisor, Truncation},
+    bridge::{Checkout, Command, DiffStat, GitQuery, GitRequest, Reply, ToSupervisor, Truncation},
     names::InvalidBranchName,
 };
-use harvest_store::{CheckoutRecord, Write};
+use harvest_store::{CheckoutRecord, SessionRecord, Write};
 
-use crate::bridge::{Bridge, BridgeError};
+use crate::{
+    bridge::{Bridge, BridgeError},
+    git_remote::remote,
+};
 
 // Enough for a person to read; generated files may exceed it.
 const DIFF_BYTES: usize = 1024 * 1024;
@@ -31,6 +34,22 @@ pub(crate) fn command(argv: &[&str], folder: &str, timeout_millis: u64) -> Comma
         user: Some("harvest".to_owned()),
         timeout_millis: Some(timeout_millis),
         ..Command::default()
+    }
+}
+
+/// A checkout of a session as its supervisor knows it. With `clones`, a missing one is cloned.
+pub(crate) fn bridge_checkout(
+    record: &SessionRecord,
+    of: &CheckoutRecord,
+    clones: bool,
+) -> Checkout {
+    Checkout {
+        name: of.repository.clone(),
+        folder: of.folder.clone(),
+        remote: remote(&of.repository),
+        base: of.base.clone(),
+        branch: Some(record.session.branch.clone()),
+        clone_missing: clones,
     }
 }
 

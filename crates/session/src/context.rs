@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use harvest_gateway::vault::Vault;
-use harvest_proto::api::{PullRequestMode, Session};
+use harvest_proto::api::Session;
 use harvest_store::{Lease, Store};
 
 use crate::{
@@ -25,8 +25,6 @@ pub(crate) struct Shared {
     pub(crate) repositories: Repositories,
     pub(crate) removals: Arc<Removals>,
     pub(crate) artifacts: Arc<ArtifactFiles>,
-    /// What is opened for pushed branches, unless a session says otherwise.
-    pub(crate) pr_mode: PullRequestMode,
     pub(crate) retention: Arc<RetentionEnforcer>,
     /// Set when the sessions are open.
     pub(crate) tool_host: OnceLock<FindToolHost>,

@@ -148,6 +148,8 @@ fn is_bounded(body: &EventBody) -> bool {
             | EventBody::TurnEnded { .. }
             | EventBody::BootPhase { .. }
             | EventBody::Synced { .. }
+            | EventBody::SyncEnded { .. }
+            | EventBody::WorkSaved(_)
             | EventBody::AgentExited { .. }
     )
 }

@@ -160,6 +160,7 @@ async fn shared(
         open_policies: OpenPolicies::default(),
         private_hosts: config.private_hosts,
         schedule: config.schedule,
+        pr_mode: config.pr_mode,
         news: ForgeNews::default(),
         clock,
     });
@@ -174,7 +175,6 @@ async fn shared(
         repositories,
         removals,
         artifacts,
-        pr_mode: config.pr_mode,
         retention: Arc::new(retention),
         tool_host: OnceLock::new(),
         spawning: RootLocks::default(),

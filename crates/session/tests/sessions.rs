@@ -37,6 +37,8 @@ mod schedule;
 mod secrets;
 #[path = "sessions/standalone.rs"]
 mod standalone;
+#[path = "sessions/syncs.rs"]
+mod syncs;
 #[path = "sessions/tokens.rs"]
 mod tokens;
 #[path = "sessions/tools.rs"]

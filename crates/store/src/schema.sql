@@ -25,7 +25,7 @@ CREATE TABLE sessions (
     provider TEXT NOT NULL,
     env TEXT NOT NULL,
     no_questions BIGINT NOT NULL,
-    pr_mode TEXT NOT NULL,
+    pr_mode TEXT,
     author_name TEXT NOT NULL,
     author_email TEXT NOT NULL,
     conversation TEXT NOT NULL,

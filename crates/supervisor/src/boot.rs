@@ -17,7 +17,7 @@ use std::{
 };
 
 use harvest_proto::{
-    CheckoutFolder, EventBody, SessionId,
+    BranchName, CheckoutFolder, EventBody, RepositoryName, SessionId,
     api::RepositoryConfig,
     bridge::{AgentLaunch, Boot, BootStart, Checkout, Fault, Reply},
     event::{BootPhase, PhaseStatus, SyncedCheckout},
@@ -143,6 +143,7 @@ impl BootRunner {
         let timeout = boot.hook_millis.map_or(DEFAULT_HOOK_TIMEOUT, Duration::from_millis);
         let started: Vec<&Checkout> = boot.repositories.iter().filter(|_| !building).collect();
         self.run_phase(BootPhase::Starting, starting(&self.sandbox, &user)).await?;
+        self.undo_interrupted_syncs(boot, &user).await;
         if matches!(boot.start, BootStart::Image | BootStart::Restore) {
             self.apply_kept_env(boot, &user);
         }
@@ -168,6 +169,16 @@ impl BootRunner {
         }
         self.report(BootPhase::Ready, PhaseStatus::Done, Some(0), None);
         Ok(())
+    }
+
+    /// The disk may be that of a sandbox which died in the middle of a rebase.
+    async fn undo_interrupted_syncs(&self, boot: &Boot, user: &User) {
+        let git = Git { sandbox: &self.sandbox, user };
+        for checkout in &boot.repositories {
+            if let Some(message) = git.recover(checkout).await {
+                self.outbox.push(None, EventBody::Warning { message });
+            }
+        }
     }
 
     /// A session works without the rules, so a failure is only a warning.
@@ -342,7 +353,7 @@ impl BootRunner {
         let (began, mut checkouts) = (Instant::now(), Vec::new());
         for checkout in &boot.repositories {
             let synced = git.sync(checkout, boot.start).await;
-            let SyncResult { what, before, after } = synced.map_err(|tail| {
+            let SyncResult { what, before, after, kept: _ } = synced.map_err(|tail| {
                 PhaseError::of_sync(&checkout.name, checkout.base.as_ref(), tail)
             })?;
             let repository = checkout.name.clone();
@@ -368,6 +379,12 @@ impl BootRunner {
         self.outbox.push(None, EventBody::Synced { checkouts, millis });
         Ok(true)
     }
+}
+
+/// Why a checkout could not be fetched, in one text.
+pub(crate) fn sync_error(name: &RepositoryName, base: Option<&BranchName>, tail: String) -> String {
+    let PhaseError { failure, tail } = PhaseError::of_sync(name, base, tail);
+    tail.map_or(failure.message.clone(), |tail| format!("{}: {tail}", failure.message))
 }
 
 fn millis_since(began: Instant) -> u64 {

@@ -45,6 +45,7 @@ mod snapshot;
 mod stats;
 mod status;
 mod stop;
+mod sync;
 mod terminate;
 mod token;
 mod turns;
@@ -92,6 +93,7 @@ pub(crate) async fn run(ctx: &Invocation, command: Option<Command>) -> Result<u8
         Command::Resume(args) => resume::run(ctx, &args).await,
         Command::Fork(args) => fork::run(ctx, args).await,
         Command::Restore(args) => restore::run(ctx, &args).await,
+        Command::Sync(args) => sync::run(ctx, &args).await,
         Command::Terminate(args) => terminate::run(ctx, &args).await,
         Command::Archive(args) => archive::run(ctx, &args).await,
         Command::Rm(args) => rm::run(ctx, &args).await,

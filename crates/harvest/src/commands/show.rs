@@ -2,12 +2,22 @@
 
 use anyhow::Result;
 use harvest_proto::{
-    Money,
+    EventBody, Money, StateReason,
     api::{Session, SessionRepository, Turn},
 };
 
 use super::{ls::age, turns};
-use crate::{Invocation, cli::SessionArg, render::truncate, sanitize::sanitize, style::Palette};
+use crate::{
+    Invocation,
+    cli::SessionArg,
+    client::Client,
+    render::{event_lines, truncate},
+    sanitize::{sanitize, sanitize_line},
+    style::Palette,
+};
+
+/// A session that needs input does little else.
+const REPORT_EVENTS: u64 = 200;
 
 pub(crate) async fn run(ctx: &Invocation, args: &SessionArg) -> Result<u8> {
     let (client, id) = ctx.session(&args.session).await?;
@@ -17,8 +27,23 @@ pub(crate) async fn run(ctx: &Invocation, args: &SessionArg) -> Result<u8> {
         return ctx.print.document(&session).map(|()| 0);
     }
     let turns = client.turns(&id).await?;
-    ctx.print.styled_out(&text(ctx.print.stdout, &session, &turns))?;
+    let report = report(&client, &session).await?;
+    ctx.print.styled_out(&(text(ctx.print.stdout, &session, &turns) + &report))?;
     Ok(0)
+}
+
+/// What a session that needs input for a conflict, or because it is blocked, needs.
+async fn report(client: &Client, session: &Session) -> Result<String> {
+    if !matches!(session.reason, StateReason::Conflict | StateReason::Blocked) {
+        return Ok(String::new());
+    }
+    let events = client.events_up_to(&session.id, session.seq, REPORT_EVENTS).await?;
+    let is_report =
+        |body: &EventBody| matches!(body, EventBody::Blocked { .. } | EventBody::SyncEnded { .. });
+    let last = events.iter().rfind(|event| is_report(&event.body));
+    let mut lines = last.map(|event| event_lines(&event.body)).unwrap_or_default();
+    lines.iter_mut().for_each(|line| *line = sanitize_line(line) + "\n");
+    Ok(lines.concat())
 }
 
 /// Formats a session as lines of `name  value`.

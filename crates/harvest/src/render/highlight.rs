@@ -28,6 +28,7 @@ pub(super) fn highlight(style: Palette, body: &EventBody, line: &str) -> String 
         EventBody::RequestOpened { .. } => (line, Palette::bold),
         EventBody::Warning { .. } => ("warning:", Palette::warn),
         EventBody::Blocked { .. } => ("Blocked", Palette::warn),
+        EventBody::SyncEnded { .. } => ("Conflict", Palette::warn),
         EventBody::EgressRefused { .. } | EventBody::PushRefused { .. } => {
             ("Refused", Palette::warn)
         }

@@ -4,7 +4,10 @@ use super::*;
 use harvest_proto::{
     PromptId, SandboxId, SnapshotId,
     bridge::Exit,
-    event::{BootFailure, McpServer, SnapshotKind, ToolKind},
+    event::{
+        BootFailure, CheckoutSync, CommittedWork, McpServer, SavedWork, SnapshotKind, SyncOutcome,
+        ToolKind,
+    },
 };
 use serde_json::{Value, json};
 
@@ -200,8 +203,74 @@ fn blocked_agent_says_what_it_needs() {
         needed_action: "grant the token write access".into(),
     }]);
     let expected = "Blocked: publish the package\n  because: 403 from the registry\n  \
-                    needed:  grant the token write access\n";
+                    tried:   npm publish\n  needed:  grant the token write access\n";
     assert_eq!(screen, expected);
+}
+
+#[test]
+fn sync_names_conflict_checkpoint_and_next_command() {
+    let conflict = CheckoutSync {
+        repository: "acme/shop".parse().unwrap(),
+        outcome: SyncOutcome::Conflict,
+        branch: Some("harvest/x".into()),
+        upstream: Some("origin/main".into()),
+        before: Some("1111111111".into()),
+        after: Some("1111111111".into()),
+        base: None,
+        work: CommittedWork {
+            snapshot: Some("1111111111".into()),
+            files: 2,
+            left_out: vec!["dump".into()],
+            ignored: Vec::new(),
+        },
+        checkpoint: Some("checkpoint-harvest-x-17".into()),
+        conflicts: vec!["a.py".into(), "b.py".into()],
+        commit: Some("1111111 wip: snapshot".into()),
+        error: None,
+        next: Some("git rebase origin/main".into()),
+    };
+    let rebased = CheckoutSync {
+        repository: "acme/lib".parse().unwrap(),
+        outcome: SyncOutcome::Rebased,
+        after: Some("2222222222".into()),
+        work: CommittedWork::default(),
+        checkpoint: None,
+        conflicts: Vec::new(),
+        commit: None,
+        next: None,
+        ..conflict.clone()
+    };
+    let screen =
+        shown(vec![EventBody::SyncEnded { checkouts: vec![conflict, rebased], millis: 9 }]);
+    assert_eq!(
+        screen,
+        "Conflict: acme/shop with origin/main; the branch is as before\n  \
+         committed:  2 uncommitted files as 1111111\n  left out:   dump\n  \
+         files:      a.py, b.py\n  commit:     1111111 wip: snapshot\n  \
+         checkpoint: checkpoint-harvest-x-17\n  next:       git rebase origin/main\n\
+         Rebased acme/lib onto origin/main: 1111111 → 2222222\n"
+    );
+}
+
+#[test]
+fn saved_work_is_counted_and_its_error_named() {
+    let work = CommittedWork {
+        snapshot: Some("3333333333".into()),
+        files: 1,
+        left_out: vec!["dump".into()],
+        ignored: Vec::new(),
+    };
+    let saved = SavedWork {
+        repository: "acme/shop".parse().unwrap(),
+        work,
+        pushed: None,
+        error: Some("git push: closed".into()),
+    };
+    assert_eq!(
+        shown(vec![EventBody::WorkSaved(saved)]),
+        "Saved 1 uncommitted file as 3333333 in acme/shop\nLeft out in acme/shop: dump\n\
+         warning: acme/shop: git push: closed\n"
+    );
 }
 
 #[test]

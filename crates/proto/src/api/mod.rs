@@ -64,7 +64,7 @@ pub use schedule::{RunStatus, Schedule, ScheduleRun};
 pub use secrets::{SecretUse, SetSecret, StoredSecret};
 pub use sessions::{
     AgentInfo, CreateSession, ForkSession, RestoreSession, Session, SessionRepository,
-    SessionState, UseRepository,
+    SessionState, SyncedSession, UseRepository,
 };
 pub use snapshots::{PinSnapshot, Snapshot, SnapshotOwner, StoredSnapshot};
 pub use sockets::{STDERR, STDOUT, SocketIn, SocketOut};

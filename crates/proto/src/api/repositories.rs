@@ -281,6 +281,14 @@ word_enum!(
     }
 );
 
+impl PullRequestMode {
+    /// Whether the work has to be on the remote at the end of each turn.
+    #[must_use]
+    pub const fn is_wanted(self) -> bool {
+        matches!(self, Self::Draft | Self::Ready)
+    }
+}
+
 impl Default for PullRequestMode {
     fn default() -> Self {
         Self::Ready

@@ -9,7 +9,7 @@ use crate::{
     RepositoryRef, SandboxId, Secret, SessionId, SnapshotId, StateReason, Timestamp,
     api::{CreateAttachment, PullRequest, PullRequestMode},
     bridge::Author,
-    event::{McpServer, Usage},
+    event::{CheckoutSync, McpServer, Usage},
 };
 
 /// State of a session.
@@ -126,8 +126,9 @@ pub struct CreateSession {
     /// Take away the agent's tool for asking the user.
     #[serde(default)]
     pub no_questions: bool,
-    /// What is opened for a pushed branch: `none`, `draft` or `ready`; the server's setting when
-    /// absent.
+    /// The pull request that the session is to have: `none`, `draft` or `ready`. With a draft or a
+    /// ready one, work that the agent left behind is committed and pushed at the end of each turn.
+    /// When absent, what the agent pushes gets the server's setting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pr_mode: Option<PullRequestMode>,
     /// Snapshot to start from; checkouts it contains stay as they are.
@@ -171,6 +172,18 @@ pub struct SessionRepository {
     pub branch: BranchName,
     /// The session's pull request in this repository.
     pub pr: Option<PullRequest>,
+}
+
+/// A session after a sync.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct SyncedSession {
+    /// The session; it needs input with reason `conflict` when a checkout has a conflict.
+    pub session: Session,
+    /// Whether every checkout follows its base now.
+    pub synced: bool,
+    /// The checkouts, the primary one first.
+    pub checkouts: Vec<CheckoutSync>,
 }
 
 /// A session.
@@ -237,8 +250,10 @@ pub struct Session {
     pub budget_micros: Option<Money>,
     /// What they have spent, at list prices.
     pub spent_micros: Money,
-    /// What is opened for a pushed branch: `none`, `draft` or `ready`.
-    pub pr_mode: PullRequestMode,
+    /// The pull request that the session is to have: `none`, `draft` or `ready`; the server's
+    /// setting when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pr_mode: Option<PullRequestMode>,
     /// Number of the session's first pull request.
     pub pr_number: Option<u64>,
     /// Web page of that pull request.

@@ -2,8 +2,27 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::StreamId;
+use super::{Author, Checkout, StreamId};
 use crate::{BranchName, CheckoutFolder};
+
+/// A sync of all checkouts: commit, fetch, rebase.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SyncRequest {
+    /// Author of the commits of uncommitted work.
+    pub author: Author,
+    /// The checkouts, the primary one first.
+    pub checkouts: Vec<SyncTarget>,
+}
+
+/// A checkout to sync.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SyncTarget {
+    /// The checkout.
+    pub checkout: Checkout,
+    /// Full id of the commit that the session's changes began at, which a base that was rewritten
+    /// no longer has; may be a tree.
+    pub began: Option<String>,
+}
 
 /// A git operation on the checkout `/workspace/{checkout}`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

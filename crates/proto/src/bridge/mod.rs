@@ -26,7 +26,7 @@ pub use boot::{
 pub use command::{Command, Exit, Terminal};
 pub use file::{FileKind, FileRequest, FileStat};
 pub use frame::{Decoder, Frame, FrameError};
-pub use git::{DiffFormat, DiffStat, GitQuery, GitRequest, Truncation};
+pub use git::{DiffFormat, DiffStat, GitQuery, GitRequest, SyncRequest, SyncTarget, Truncation};
 
 use serde::{Deserialize, Serialize};
 
@@ -37,7 +37,7 @@ use crate::{
 };
 
 /// Version of the protocol, raised when a frame is added or changes its meaning.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 
 /// Credit of a stream before the first `Credit` frame.
 pub const INITIAL_CREDIT_BYTES: u32 = 256 * 1024;
@@ -98,6 +98,15 @@ pub enum ToSupervisor {
         request: String,
         /// The answer.
         answer: String,
+    },
+    /// Commit, fetch and rebase all checkouts. Refused while a turn is in progress; prompts wait
+    /// for it. It goes on without the connection, and ends with the event `SyncEnded`; the reply
+    /// follows that event.
+    Sync {
+        /// Number of the request.
+        id: RequestId,
+        /// What to sync.
+        sync: Box<SyncRequest>,
     },
     /// Request the supervisor's [`Status`].
     Status {
@@ -271,6 +280,8 @@ pub struct TurnRequest {
     /// The messages before it, oldest first, for an agent that does not remember them: see
     /// [`FaultCode::NeedsHistory`].
     pub history: Option<Vec<PastMessage>>,
+    /// Checkouts whose work is committed and pushed at the end of the turn, if the agent has not.
+    pub save_work: Vec<Checkout>,
 }
 
 /// An image of a prompt, in the sandbox.

@@ -147,6 +147,10 @@ impl Connection {
                 let result = only_owner(&|| sandbox.prompt((*prompt).clone()));
                 self.reply(id, result).await
             }
+            ToSupervisor::Sync { id, sync } => {
+                let result = only_owner(&|| sandbox.sync(&sync));
+                self.reply(id, result).await
+            }
             ToSupervisor::Stop { id, turn } => {
                 self.reply(id, only_owner(&|| sandbox.stop(&turn))).await
             }

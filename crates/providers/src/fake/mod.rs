@@ -4,7 +4,8 @@
 //! The first word of a prompt selects what the turn does: `hold` waits for [`Fake::finish_turn`] or
 //! a stop, `deaf` waits and ignores stops, `ask` asks a question, `fail` fails, `refuse` is
 //! refused, `long BYTES` produces a blob, `write PATH TEXT` writes a file, `options` tells the
-//! agent, model and effort of the turn; anything else is echoed.
+//! agent, model and effort of the turn; anything else is echoed. A sync ends as the file
+//! [`SYNC_FILE`] says: `rebased`, `conflict` or `failed`.
 
 mod commands;
 mod connection;
@@ -25,6 +26,9 @@ use harvest_session::sandboxes::{SandboxError, SandboxSpec};
 use tokio::sync::watch;
 
 use sandbox::FakeSandbox;
+
+/// The outcome of syncs; without it a checkout is up to date.
+pub const SYNC_FILE: &str = "/sync";
 
 /// The content of a disk.
 pub(crate) type Files = BTreeMap<String, Vec<u8>>;

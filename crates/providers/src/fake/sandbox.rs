@@ -7,13 +7,19 @@ use std::{
 
 use harvest_proto::{
     BlobId, EventBody, PromptId, Timestamp, TurnId,
-    bridge::{Boot, Fault, FaultCode, OutboxEvent, PromptProgress, Reply, Status, TurnRequest},
-    event::{Blob, BootFailure, BootPhase, PhaseStatus, TurnOutcome},
+    bridge::{
+        Boot, Fault, FaultCode, OutboxEvent, PromptProgress, Reply, Status, SyncRequest,
+        SyncTarget, TurnRequest,
+    },
+    event::{
+        Blob, BootFailure, BootPhase, CheckoutSync, CommittedWork, PhaseStatus, SyncOutcome,
+        TurnOutcome,
+    },
 };
 use harvest_session::sandboxes::ComputeUsage;
 use tokio::sync::watch;
 
-use super::{BootBehavior, Files};
+use super::{BootBehavior, Files, SYNC_FILE};
 
 pub(crate) struct FakeSandbox {
     state: Mutex<SandboxContent>,
@@ -252,6 +258,21 @@ impl FakeSandbox {
         Ok(Reply::Done)
     }
 
+    pub(crate) fn sync(&self, request: &SyncRequest) -> Result<Reply, Fault> {
+        let mut state = self.lock();
+        if state.turn.is_some() {
+            return Err(Fault::new(FaultCode::Busy, "a turn is in progress"));
+        }
+        let outcome = state.files.get(SYNC_FILE).and_then(|bytes| std::str::from_utf8(bytes).ok());
+        let outcome = outcome.and_then(|word| word.parse().ok()).unwrap_or(SyncOutcome::UpToDate);
+        let synced = |target: &SyncTarget| synced_checkout(target, outcome);
+        let checkouts = request.checkouts.iter().map(synced).collect();
+        state.event(EventBody::SyncEnded { checkouts, millis: 1 });
+        drop(state);
+        self.notify();
+        Ok(Reply::Done)
+    }
+
     pub(crate) fn finish_turn(&self) {
         self.lock().end(TurnOutcome::Completed);
         self.notify();
@@ -284,6 +305,25 @@ impl FakeSandbox {
         drop(state);
         self.notify();
         Ok(Reply::Done)
+    }
+}
+
+fn synced_checkout(target: &SyncTarget, outcome: SyncOutcome) -> CheckoutSync {
+    let is = |wanted| outcome == wanted;
+    CheckoutSync {
+        repository: target.checkout.name.clone(),
+        outcome,
+        branch: None,
+        upstream: Some("origin/main".to_owned()),
+        before: Some("b".repeat(40)),
+        after: Some("a".repeat(40)),
+        base: Some("c".repeat(40)),
+        work: CommittedWork::default(),
+        checkpoint: is(SyncOutcome::Conflict).then(|| "checkpoint-x-1".to_owned()),
+        conflicts: is(SyncOutcome::Conflict).then(|| "README".to_owned()).into_iter().collect(),
+        commit: is(SyncOutcome::Conflict).then(|| "b0b Mine".to_owned()),
+        error: is(SyncOutcome::Failed).then(|| "no answer".to_owned()),
+        next: None,
     }
 }
 

@@ -5,7 +5,11 @@ use std::collections::BTreeMap;
 use axum::{Json, extract::State, http::StatusCode, response::Response};
 use harvest_proto::{
     RepositoryRef, SessionId, SnapshotId,
-    api::{CreateSession, ForkSession, Page, Problem, RestoreSession, Session, SessionState},
+    api::{
+        CreateSession, ForkSession, Page, Problem, RestoreSession, Session, SessionState,
+        SyncedSession,
+    },
+    event::CheckoutSync,
 };
 use harvest_session::SessionFilter;
 use serde::Serialize;
@@ -35,6 +39,7 @@ pub(super) fn routes() -> Routes<ServerState> {
         session_resume: Change,
         session_terminate: Change,
         session_restore: Change,
+        session_sync: Change,
         session_archive: Change,
         // A fork contains all files of the sandbox and the session's environment variables.
         session_fork: Change.idempotent(Repeat::Page),
@@ -208,6 +213,22 @@ async fn session_restore(
 ) -> JsonResult<Session> {
     state.sessions.restore(&session, body.turn).await?;
     Ok(Json(state.sessions.get(&session).await?))
+}
+
+/// Brings the session's checkouts up to date: commits work that is not committed, fetches, and
+/// rebases each branch onto its base. A conflict leaves the branch as it was. Prompts wait
+/// meanwhile; a paused session is resumed.
+#[utoipa::path(post, path = "/v1/sessions/{session}/sync", tag = "sessions",
+    responses((status = 200, body = SyncedSession, description = "How the sync of each checkout ended"),
+        (status = 409, body = Problem, content_type = "application/problem+json",
+            description = "A turn is in progress, or the session has no repository")))]
+async fn session_sync(
+    State(state): State<ServerState>,
+    Path(session): Path<SessionId>,
+) -> JsonResult<SyncedSession> {
+    let checkouts = state.sessions.sync(&session).await?;
+    let synced = checkouts.iter().all(CheckoutSync::is_current);
+    Ok(Json(SyncedSession { session: state.sessions.get(&session).await?, synced, checkouts }))
 }
 
 /// Archives a session, which can still be read and forked.

@@ -53,6 +53,7 @@ impl<'a> Decider<'a> {
             Input::RequestOpened { request } => self.request_opened(request),
             Input::RequestClosed { request, answered } => self.request_closed(&request, answered),
             Input::Blocked => self.state.blocked = self.state.turn().is_some(),
+            Input::SyncEnded { checkouts } => self.sync_ended(&checkouts),
             Input::Captured { snapshot, millis } => self.captured(&snapshot, millis),
             Input::CaptureUnsupported { snapshot } => self.capture_unsupported(&snapshot),
             Input::CaptureFailed { snapshot, detail } => self.capture_failed(&snapshot, detail),
@@ -180,6 +181,7 @@ impl<'a> Decider<'a> {
         let SandboxState::Ready { activity, .. } = &mut self.state.sandbox else { return };
         self.state.turns += 1;
         (self.state.blocked, self.state.over_budget) = (false, false);
+        self.state.syncs.conflict = false;
         let (turn, number) = (self.context.turn.clone(), self.state.turns);
         *activity = Activity::Turn(Turn {
             prompt: prompt.clone(),
@@ -419,6 +421,9 @@ impl<'a> Decider<'a> {
                 show(SessionState::Starting, StateReason::Sandbox)
             }
             SandboxState::Ready { activity, .. } => match activity {
+                Activity::Idle { .. } if self.state.syncs.conflict => {
+                    show(SessionState::NeedsInput, StateReason::Conflict)
+                }
                 Activity::Idle { .. } if self.state.blocked => {
                     show(SessionState::NeedsInput, StateReason::Blocked)
                 }

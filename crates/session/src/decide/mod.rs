@@ -22,15 +22,16 @@ mod sandbox;
 mod slot;
 mod state;
 mod supervisor;
+mod sync;
 #[cfg(test)]
 mod tests;
 mod timers;
 
 use harvest_proto::{
-    PromptId, SandboxId, SnapshotId, StateReason, Timestamp, TurnId, TurnReason,
+    EventBody, PromptId, SandboxId, SnapshotId, StateReason, Timestamp, TurnId, TurnReason,
     api::{PromptStatus, SessionState},
     bridge::{BootStart, Status},
-    event::{SnapshotKind, TurnOutcome},
+    event::{CheckoutSync, SnapshotKind, TurnOutcome},
 };
 
 use decider::Decider;
@@ -41,6 +42,7 @@ pub use state::{
     Activity, DiskOnStop, EndingTurn, LinkState, Mode, PublicState, Question, SandboxState, State,
     StopReason, StopSave, Turn, TurnSave,
 };
+pub use sync::{RepeatedFailure, SyncState};
 
 use crate::{sandboxes::Found, timeouts::Timeouts};
 
@@ -176,6 +178,10 @@ pub enum Input {
     },
     /// The agent cannot go on without a person.
     Blocked,
+    /// A requested sync ended.
+    SyncEnded {
+        checkouts: Vec<CheckoutSync>,
+    },
     /// The snapshot after a turn exists.
     Captured {
         snapshot: SnapshotId,
@@ -284,6 +290,10 @@ pub enum Action {
     SandboxEnded {
         sandbox: SandboxId,
         reason: String,
+    },
+    /// A sync has failed in the same way again: the event that says what a person has to do.
+    SyncBlocked {
+        report: Box<EventBody>,
     },
     /// The state that users see.
     SetPublicState {

@@ -6,7 +6,7 @@
 use harvest_proto::{SnapshotId, StateReason};
 use serde::{Deserialize, Serialize};
 
-use super::{Action, Mode, SandboxState, decider::Decider};
+use super::{Action, Mode, SandboxState, SyncState, decider::Decider};
 
 /// The turn to restore.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,6 +43,8 @@ impl Decider<'_> {
             self.state.has_conversation = snapshot.is_some();
             self.state.latest_snapshot = snapshot.clone();
             (self.state.blocked, self.state.over_budget) = (false, false);
+            let ended = self.state.syncs.ended;
+            self.state.syncs = SyncState { ended, ..SyncState::default() };
             self.actions.push(Action::Restored { snapshot, turn });
         }
     }

@@ -15,6 +15,7 @@ use super::{
     freeze::FreezeState,
     restore::Restoring,
     slot::{Limit, Waiting},
+    sync::SyncState,
 };
 use crate::timeouts::Timeouts;
 
@@ -54,6 +55,7 @@ pub struct State {
     pub blocked: bool,
     /// The last turn ended because a budget is used up.
     pub over_budget: bool,
+    pub syncs: SyncState,
     /// This server shuts down. Not stored: the next server does not.
     #[serde(skip)]
     pub suspending: bool,
@@ -301,6 +303,7 @@ impl State {
             failed_checks: None,
             blocked: false,
             over_budget: false,
+            syncs: SyncState::default(),
             suspending: false,
         }
     }

@@ -115,6 +115,7 @@ impl Decider<'_> {
         {
             (turn.prompt_accepted, turn.failed_checks) = (true, None);
             self.state.has_conversation = true;
+            self.state.syncs.note = None;
             self.state.start_failures.clear();
         }
     }

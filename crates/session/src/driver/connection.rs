@@ -5,10 +5,10 @@ use std::{sync::Arc, time::Duration};
 
 use harvest_gateway::{DoorListener, ledger::DoorPolicy};
 use harvest_proto::{
-    BUDGET_REACHED, EventBody, SandboxId, SessionId, TurnReason,
+    BUDGET_REACHED, EventBody, RepositoryName, SandboxId, SessionId, TurnReason,
     api::AgentInfo,
     bridge::{BridgeRole, OutboxEvent, ToSupervisor},
-    event::{BootFailure, BootPhase, PhaseStatus, SyncedCheckout, TurnOutcome},
+    event::{BootFailure, BootPhase, PhaseStatus, SyncOutcome, TurnOutcome},
 };
 use harvest_store::{StoreError, Write};
 use tokio::{sync::mpsc, time::Instant};
@@ -398,14 +398,21 @@ fn history_write(history: &mut HistoryBudget, epoch: u64, event: OutboxEvent) ->
     }
 }
 
-/// Where the session's changes begin after a sync beside the agent.
+/// Where the session's changes begin after a sync beside the agent, or a requested one.
 fn synced_bases(body: &EventBody) -> Vec<Write> {
-    let EventBody::Synced { checkouts, .. } = body else { return Vec::new() };
-    let base = |checkout: &SyncedCheckout| {
-        let (repository, commit) = (checkout.repository.clone(), checkout.base.clone()?);
-        Some(Write::BaseCommit { repository, commit })
+    let base = |repository: &RepositoryName, commit: &Option<String>| {
+        Some(Write::BaseCommit { repository: repository.clone(), commit: commit.clone()? })
     };
-    checkouts.iter().filter_map(base).collect()
+    match body {
+        EventBody::Synced { checkouts, .. } => {
+            checkouts.iter().filter_map(|one| base(&one.repository, &one.base)).collect()
+        }
+        EventBody::SyncEnded { checkouts, .. } => {
+            let rebased = checkouts.iter().filter(|one| one.outcome == SyncOutcome::Rebased);
+            rebased.filter_map(|one| base(&one.repository, &one.base)).collect()
+        }
+        _ => Vec::new(),
+    }
 }
 
 /// What the agent says of itself, to be kept with the session.
@@ -441,6 +448,9 @@ fn input_of(epoch: u64, event: &OutboxEvent) -> Option<Input> {
         }
         EventBody::TurnEnded { prompt, outcome, reason, .. } => {
             Some(Input::TurnEnded { prompt: prompt.clone(), outcome: *outcome, reason: *reason })
+        }
+        EventBody::SyncEnded { checkouts, .. } => {
+            Some(Input::SyncEnded { checkouts: checkouts.clone() })
         }
         EventBody::RequestOpened { request, .. } => {
             Some(Input::RequestOpened { request: request.clone() })

@@ -23,7 +23,6 @@ use crate::{
     context::Shared,
     decide::{Action, Input, SandboxState, StartFailure},
     error_chain::error_chain,
-    git_remote::remote,
     memory_file,
     repositories::{boot_start, owners_of},
     sandboxes::{
@@ -186,17 +185,10 @@ impl Driver {
     }
 
     /// The checkouts in `/workspace`.
-    fn checkouts(&self) -> Vec<Checkout> {
-        let session = &self.record.session;
-        let checkout = |of: &CheckoutRecord| Checkout {
-            name: of.repository.clone(),
-            folder: of.folder.clone(),
-            remote: remote(&of.repository),
-            base: of.base.clone(),
-            branch: Some(session.branch.clone()),
-            // Only a fresh session clones: a fork's disk holds its checkouts already.
-            clone_missing: self.state.turns == 0 && session.forked_from.is_none(),
-        };
+    pub(super) fn checkouts(&self) -> Vec<Checkout> {
+        // Only a fresh session clones: a fork's disk holds its checkouts already.
+        let clones = self.state.turns == 0 && self.record.session.forked_from.is_none();
+        let checkout = |of| checkout::bridge_checkout(&self.record, of, clones);
         self.record.checkouts.iter().map(checkout).collect()
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use harvest_proto::{
     PromptId, SessionId, TurnId,
-    api::Prompt,
+    api::{Prompt, PullRequestMode},
     bridge::{FaultCode, ToSupervisor, TurnRequest},
 };
 use harvest_store::Write;
@@ -89,15 +89,18 @@ impl Driver {
         };
         self.upstream.send_replace(launch.upstream.clone());
         let failed_checks = self.state.turn().and_then(|turn| turn.failed_checks.clone());
+        let synced = self.state.syncs.note.clone();
+        let wants_pr = self.record.session.pr_mode.is_some_and(PullRequestMode::is_wanted);
         let order = TurnRequest {
             prompt,
             turn,
             number,
-            text: failed_checks.unwrap_or_default() + &row.text,
+            text: synced.unwrap_or_default() + &failed_checks.unwrap_or_default() + &row.text,
             images: images::files(&row),
             author: row.author.clone(),
             agent: Some(Box::new(launch)),
             history: None,
+            save_work: if wants_pr { self.checkouts() } else { Vec::new() },
         };
         let Some(bridge) = self.connection.as_ref().map(|link| link.bridge.clone()) else { return };
         // At once if there is nothing to copy first.

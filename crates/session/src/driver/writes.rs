@@ -49,6 +49,7 @@ pub(super) fn push(action: &Action, at: Timestamp, writes: &mut Vec<Write>) {
             };
             Some(EventBody::Restored { snapshot_id: snapshot, detail })
         }
+        Action::SyncBlocked { report } => Some(*report),
         Action::ReportPosition { position } => Some(EventBody::Waiting { position }),
         Action::SandboxEnded { sandbox, reason } => {
             Some(EventBody::SandboxEnded { sandbox, reason })

@@ -22,7 +22,7 @@ use harvest_forge::Forge;
 use harvest_gateway::{PrivateHosts, RemoteUrlError, normalize_remote_url};
 use harvest_proto::{
     BranchName, RepositoryName, RepositoryRef,
-    api::{AddRepository, Repository, UpdateRepository},
+    api::{AddRepository, PullRequestMode, Repository, UpdateRepository},
     bridge::Author,
     repository_address::{ADDRESS_FORMS, https_url},
 };
@@ -64,6 +64,8 @@ pub(crate) struct RepositoryContext {
     pub(crate) private_hosts: PrivateHosts,
     /// Whether the schedule runs.
     pub(crate) schedule: bool,
+    /// What is opened for pushed branches, unless a session says otherwise.
+    pub(crate) pr_mode: PullRequestMode,
     /// What webhooks told of.
     pub(crate) news: ForgeNews,
     /// For the duration of builds.

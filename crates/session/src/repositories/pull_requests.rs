@@ -65,7 +65,8 @@ pub(super) async fn open_after_push(
     shared: &RepositoryContext,
     work: PushedCommit<'_>,
 ) -> Result<Option<PullRequest>, EphemeralError> {
-    if !is_wanted(work.record.session.pr_mode, known_pull(work)) {
+    let mode = work.record.session.pr_mode.unwrap_or(shared.pr_mode);
+    if !is_wanted(mode, known_pull(work)) {
         return Ok(None);
     }
     match open(shared, work, &PullRequestText::default(), None).await {
@@ -224,7 +225,8 @@ pub(super) async fn open(
                 body: body::compose(&summary, &facts),
                 branch: session.branch.clone(),
                 base: base.unwrap_or_else(|| "main".parse().expect("`main` is a valid branch")),
-                draft: draft.unwrap_or(session.pr_mode == PullRequestMode::Draft),
+                draft: draft
+                    .unwrap_or(session.pr_mode.unwrap_or(shared.pr_mode) == PullRequestMode::Draft),
             };
             with_retry(|| shared.forge.open_pull_request(&remote, spec.clone())).await?
         }

@@ -99,7 +99,7 @@ fn request(record: SessionRecord, child: ChildSpec, key: String) -> CreateSessio
         effort: session.effort,
         network: Some(session.network),
         no_questions: record.no_questions,
-        pr_mode: Some(session.pr_mode),
+        pr_mode: session.pr_mode,
         key: Some(key),
         ..CreateSession::default()
     }

@@ -129,7 +129,7 @@ impl Sessions {
             key: create.key.clone(),
             env: create.env,
             no_questions: create.no_questions,
-            pr_mode: create.pr_mode.unwrap_or(self.shared.pr_mode),
+            pr_mode: create.pr_mode,
             at: now(),
         };
         let state = State { user: owner, ..State::new(create.from, false) };

@@ -14,6 +14,7 @@ mod sandbox;
 mod secrets;
 mod stats;
 mod suspend;
+mod syncs;
 mod tool_host;
 mod verbs;
 

@@ -32,14 +32,7 @@ impl Sessions {
         let record = self.shared.store.session_get(session).await?;
         let handle = self.handle(session).await?;
         let busy = handle.busy();
-        let bridge = match ready_bridge(&handle).await {
-            Some(bridge) => bridge,
-            None => {
-                let resumed = self.resume_and_wait(&handle).await;
-                self.not_found_if_deleted(session, resumed).await?;
-                ready_bridge(&handle).await.ok_or_else(|| not_ready(session))?
-            }
-        };
+        let bridge = self.resumed_bridge(session, &handle).await?;
         let sandbox = handle.view.borrow().sandbox_id().cloned();
         let sandbox = sandbox.ok_or_else(|| not_ready(session))?;
         let defaults = CommandDefaults {
@@ -67,6 +60,20 @@ impl Sessions {
             return Ok(diff);
         }
         Ok(self.shared.store.session_diff(session).await?.unwrap_or_default())
+    }
+
+    /// The bridge of a session's sandbox. A paused session is resumed for it.
+    pub(super) async fn resumed_bridge(
+        &self,
+        session: &SessionId,
+        handle: &DriverHandle,
+    ) -> Result<Bridge, SessionError> {
+        if let Some(bridge) = ready_bridge(handle).await {
+            return Ok(bridge);
+        }
+        let resumed = self.resume_and_wait(handle).await;
+        self.not_found_if_deleted(session, resumed).await?;
+        ready_bridge(handle).await.ok_or_else(|| not_ready(session))
     }
 
     /// Resumes a paused session and waits until its sandbox accepts commands or cannot start.

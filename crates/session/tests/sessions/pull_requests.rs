@@ -121,7 +121,8 @@ async fn session_without_pull_request_is_still_checked() {
     let work = Pushed::on_demo(Some(PullRequestMode::None)).await;
     let events = work.reviewed().await;
     assert_eq!((work.opened().len(), skipped(&events).len()), (0, 0));
-    assert_eq!(work.parts.sessions.get(&work.session.id).await.unwrap().pr_mode.as_str(), "none");
+    let mode = work.parts.sessions.get(&work.session.id).await.unwrap().pr_mode;
+    assert_eq!(mode, Some(PullRequestMode::None));
     let (id, title) = (&work.session.id, Some("Asked for".to_owned()));
     let update = UpdatePullRequest { title: title.clone(), ..Default::default() };
     let missing = work.repositories().pull_request_update(id, update.clone()).await.unwrap_err();

@@ -50,7 +50,8 @@ pub struct NewSession {
     pub env: BTreeMap<String, String>,
     /// The agent may not ask the user.
     pub no_questions: bool,
-    pub pr_mode: PullRequestMode,
+    /// The pull request that the session is to have; the server's setting when absent.
+    pub pr_mode: Option<PullRequestMode>,
     pub at: Timestamp,
 }
 
@@ -173,7 +174,7 @@ pub(crate) async fn insert(
     .bind(i64::from(new.no_questions))
     .bind(new.effort.map(Effort::as_str))
     .bind(new.at.as_millis())
-    .bind(new.pr_mode.as_str())
+    .bind(new.pr_mode.map(PullRequestMode::as_str))
     .execute(&mut *connection)
     .await
     .map_err(|error| StoreError::or_exists(error, format!("session {}", new.id)))?;
@@ -215,7 +216,7 @@ fn read(row: &DbRow) -> Result<SessionRecord, StoreError> {
         usage: row::usage(row)?,
         budget_micros: row::count_optional(row, "budget")?.map(Money::from_micros),
         spent_micros: Money::from_micros(row::count(row, "spent")?),
-        pr_mode: row::parsed(row, "pr_mode")?,
+        pr_mode: row::parsed_optional(row, "pr_mode")?,
         pr_number: None,
         pr_url: None,
         seq: next_seq.saturating_sub(1),

@@ -205,7 +205,7 @@ pub(crate) fn new_session() -> NewSession {
         key: None,
         env: std::collections::BTreeMap::new(),
         no_questions: false,
-        pr_mode: PullRequestMode::Ready,
+        pr_mode: Some(PullRequestMode::Draft),
         at: NOW,
     }
 }

@@ -149,7 +149,11 @@ impl BootRunner {
             let is_permanent = |tail: &str| error(tail.to_owned()).failure.permanent;
             let synced = git.sync_beside(checkout, boot.start, timeout, is_permanent).await;
             let synced = synced.map_err(error)?;
-            if let Synced::Stale(message) = synced.what {
+            let stale = match synced.what {
+                Synced::Stale(message) => Some(message),
+                Synced::UpToDate | Synced::Cloned => None,
+            };
+            for message in stale.into_iter().chain(synced.kept) {
                 self.outbox.push(None, EventBody::Warning { message });
             }
             let (before, after) = (synced.before, synced.after);

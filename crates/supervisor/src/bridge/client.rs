@@ -200,6 +200,7 @@ impl Client {
             ToSupervisor::Blob { id, .. }
             | ToSupervisor::Boot { id, .. }
             | ToSupervisor::Prompt { id, .. }
+            | ToSupervisor::Sync { id, .. }
             | ToSupervisor::Stop { id, .. }
             | ToSupervisor::Answer { id, .. }
             | ToSupervisor::Shutdown { id }
@@ -217,6 +218,9 @@ impl Client {
             }
             ToSupervisor::Boot { id, boot } => (id, boot_runner.accept(*boot).map(Some)),
             ToSupervisor::Prompt { id, prompt } => (id, turns.prompt(*prompt).map(Some)),
+            ToSupervisor::Sync { id, sync } => {
+                (id, later(git::carry::start(&self.connection, outbox, turns, id, *sync)))
+            }
             ToSupervisor::Stop { id, turn } => (id, turns.stop(&turn).map(Some)),
             ToSupervisor::Answer { id, request, answer } => {
                 (id, turns.answer(request, answer).map(Some))

@@ -72,11 +72,19 @@ impl Git<'_> {
         };
         if start == BootStart::Restore {
             let after = before.clone();
-            return Ok(SyncResult { what, before, after });
+            return Ok(SyncResult { what, before, after, kept: None });
         }
+        // Commands beside the agent may have committed meanwhile.
+        let kept = match self.base(&folder, checkout).await {
+            Some(base) if self.head(&folder).await != before => {
+                let base = format!("refs/remotes/origin/{base}");
+                self.keep(&checkout.folder, "HEAD", &base).await
+            }
+            _ => None,
+        };
         self.check_out(&folder, checkout, start).await?;
         let after = self.head(&folder).await;
-        Ok(SyncResult { what, before, after })
+        Ok(SyncResult { what, before, after, kept })
     }
 
     /// Whether one of these paths differs between two commits.

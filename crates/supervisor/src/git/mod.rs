@@ -2,12 +2,14 @@
 
 mod author;
 mod beside;
+pub(crate) mod carry;
 pub(crate) mod program;
 pub(crate) mod public;
 mod queries;
 mod requests;
 mod rules;
 mod trees;
+mod untracked;
 
 pub(crate) use self::requests::start;
 
@@ -67,6 +69,8 @@ pub(crate) struct SyncResult {
     pub(crate) before: Option<String>,
     /// The commit that is checked out now.
     pub(crate) after: Option<String>,
+    /// Where commits are kept that the sync took off the session's branch.
+    pub(crate) kept: Option<String>,
 }
 
 /// What a sync has done.
@@ -174,7 +178,7 @@ impl Git<'_> {
             _ if start == BootStart::Restore && before.is_some() => before.clone(),
             _ => self.head(&folder).await,
         };
-        Ok(SyncResult { what, before, after })
+        Ok(SyncResult { what, before, after, kept: None })
     }
 
     async fn sync_checkout(&self, checkout: &Checkout, start: BootStart) -> Result<Synced, String> {

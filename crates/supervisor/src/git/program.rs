@@ -9,7 +9,10 @@ use std::{path::PathBuf, process::ExitCode};
 use harvest_proto::bridge::{GitQuery, Reply};
 use serde::{Deserialize, Serialize};
 
-use super::trees::{CheckoutTrees, JobError};
+use super::{
+    carry::{self, CarryJob},
+    trees::{CheckoutTrees, JobError},
+};
 
 /// The role's name on the command line.
 pub(crate) const ROLE: &str = "git";
@@ -31,6 +34,8 @@ pub(super) enum Job {
     Query(GitQuery),
     /// Reads a pack from stdin.
     Unpack,
+    /// Prints a report of its own.
+    Carry(CarryJob),
 }
 
 /// The role's entry point.
@@ -50,6 +55,10 @@ fn run(checkout: &str, job: &str) -> Result<(), JobError> {
     let home = std::env::var_os("HOME").map_or_else(|| "/home/harvest".into(), PathBuf::from);
     let folder = std::env::current_dir()
         .map_err(|error| JobError::io("find the working directory", error))?;
+    if let Job::Carry(job) = job {
+        carry::run_job(&folder, job);
+        return Ok(());
+    }
     let trees = CheckoutTrees::open(&folder, home.join(STORE).join(checkout))?;
     let prefix = |prefixed: bool| if prefixed { format!("{checkout}/") } else { String::new() };
     match job {
@@ -66,5 +75,6 @@ fn run(checkout: &str, job: &str) -> Result<(), JobError> {
         }
         Job::Query(GitQuery::Pack { tree, base }) => trees.pack(&tree, base.as_deref()),
         Job::Unpack => trees.unpack(),
+        Job::Carry(_) => Ok(()),
     }
 }

@@ -104,7 +104,7 @@ impl Git<'_> {
         format!("{}/{checkout}", self.sandbox.workspace())
     }
 
-    fn program(&self, checkout: &str, job: &Job) -> ProcessSpec {
+    pub(super) fn program(&self, checkout: &str, job: &Job) -> ProcessSpec {
         let job = serde_json::to_string(job).expect("a job has only string keys");
         // The launcher runs the same binary, which has no path inside the sandbox.
         let argv = ["/proc/self/exe", ROLE, checkout, &job];

@@ -81,7 +81,7 @@ impl Git<'_> {
                 Ok(Reply::Head { commit, default_branch, has_setup })
             }
             GitRequest::SetBranch { checkout, branch } => {
-                let set = self.set_branch(&self.folder(&checkout), &branch).await;
+                let set = self.set_branch(&checkout, &branch).await;
                 set.map(|()| Reply::Done).map_err(failed)
             }
             GitRequest::CheckOut { checkout, branch, commit } => {
@@ -109,7 +109,8 @@ impl Git<'_> {
 
     // Renames the branch of another session (after a fork); from any other HEAD, creates the
     // session's branch there. A checkout that a turn deleted stays deleted, without an error.
-    async fn set_branch(&self, folder: &str, branch: &str) -> Result<(), String> {
+    async fn set_branch(&self, checkout: &str, branch: &str) -> Result<(), String> {
+        let folder = &self.folder(checkout);
         if !Path::new(folder).join(".git").exists() {
             return Ok(());
         }
@@ -118,11 +119,15 @@ impl Git<'_> {
         if current == branch {
             return Ok(());
         }
+        let reference = format!("refs/heads/{branch}");
+        // A branch of this name is moved: its commits may be on no other one.
+        if self.run(folder, &["rev-parse", "--quiet", "--verify", &reference]).await.is_ok() {
+            self.keep(checkout, &reference, "HEAD").await;
+        }
         if current.starts_with(SESSION_PREFIX) {
             self.run(folder, &["branch", "-M", branch]).await?;
         } else if let Err(tail) = self.run(folder, &["checkout", "--quiet", "-B", branch]).await {
             // Without a commit there is nothing to check out.
-            let reference = format!("refs/heads/{branch}");
             let set = ["symbolic-ref", "HEAD", &reference];
             self.run(folder, &set).await.map_err(|_| tail)?;
         }

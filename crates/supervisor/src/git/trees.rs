@@ -4,7 +4,7 @@
 use std::{
     ffi::OsStr,
     fs::{self, File, Metadata},
-    io::{self, BufRead, BufReader, BufWriter, Write},
+    io::{self, Write},
     os::unix::{ffi::OsStrExt, fs::MetadataExt},
     path::{Path, PathBuf},
     process::{Command, ExitStatus, Stdio},
@@ -12,10 +12,8 @@ use std::{
 };
 
 use harvest_proto::bridge::{DiffFormat, DiffStat};
-use rustix::fs::Access;
 
-// Larger untracked files are rarely source code and would be stored twice.
-const MAX_UNTRACKED_BYTES: u64 = 8 << 20;
+use super::untracked;
 
 // A job takes at most a minute: an older copy of the index belongs to a killed one.
 const STALE_INDEX_AGE: Duration = Duration::from_secs(10 * 60);
@@ -85,38 +83,8 @@ impl CheckoutTrees {
     }
 
     fn add_untracked(&self, index: &PrivateIndex) -> Result<(), JobError> {
-        let failed = |error| JobError::io("list untracked files", error);
-        let mut list = self
-            .git_with(index, &["ls-files", "-z", "-o", "--exclude-standard"])
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(failed)?;
-        // With `--remove` a file that disappears meanwhile is no error.
-        let mut add = self
-            .git_with(index, &["update-index", "-z", "--add", "--remove", "--stdin"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .spawn()
-            .map_err(failed)?;
-        if let (Some(names), Some(paths)) = (list.stdout.take(), add.stdin.take()) {
-            // Best effort: a filter of the repository may fail, and the rest is still worth a tree.
-            let _adding_failed = self.copy_saved_names(names, paths);
-        }
-        list.wait().and_then(|_| add.wait()).map_err(failed)?;
-        Ok(())
-    }
-
-    // Ended by NUL, as a name may contain anything else.
-    fn copy_saved_names(&self, from: impl io::Read, to: impl Write) -> io::Result<()> {
-        let mut to = BufWriter::new(to);
-        for name in BufReader::new(from).split(0) {
-            let mut name = name?;
-            if is_saved(&self.top.join(OsStr::from_bytes(&name))) {
-                name.push(0);
-                to.write_all(&name)?;
-            }
-        }
-        to.flush()
+        let [list, add] = [&untracked::LIST[..], &untracked::ADD].map(|a| self.git_with(index, a));
+        untracked::add(&self.top, list, add, |_| {})
     }
 
     // Zero when `against` is gone.
@@ -251,14 +219,6 @@ fn is_stale(about: &Metadata) -> bool {
     let changed = u64::try_from(about.ctime()).map(Duration::from_secs).unwrap_or_default();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     now.saturating_sub(changed) > STALE_INDEX_AGE
-}
-
-// One unreadable file would make `git update-index` drop all others.
-fn is_saved(path: &Path) -> bool {
-    fs::symlink_metadata(path).is_ok_and(|about| {
-        let is_readable = || rustix::fs::access(path, Access::READ_OK).is_ok();
-        about.is_symlink() || about.is_file() && about.len() <= MAX_UNTRACKED_BYTES && is_readable()
-    })
 }
 
 // Always given, as the repository may configure others.

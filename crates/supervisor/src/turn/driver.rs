@@ -211,7 +211,39 @@ impl Driver {
         }
         let closed = agent.close_questions();
         self.publish(Some(&turn.request.turn), closed);
+        let end = match end {
+            TurnEnd::Done(Ok(())) => self.save_work(&turn.request).await,
+            end => end,
+        };
         self.finish(agent, turn, end).await
+    }
+
+    // Commits and pushes what the agent of a completed turn left behind. A stop ends it.
+    async fn save_work(&mut self, request: &TurnRequest) -> TurnEnd {
+        let (sandbox, outbox) = (Rc::clone(&self.context.sandbox), Rc::clone(&self.context.outbox));
+        let save = async {
+            let Ok(user) = sandbox.user(Some(AGENT_USER)) else { return };
+            let git = Git { sandbox: &sandbox, user: &user };
+            for checkout in &request.save_work {
+                let saved = git.save_work(checkout, &request.author, request.number).await;
+                if let Some(saved) = saved {
+                    outbox.push(Some(&request.turn), EventBody::WorkSaved(saved));
+                }
+            }
+        };
+        let mut save = pin!(save);
+        loop {
+            tokio::select! {
+                biased;
+                input = self.inputs.recv() => match input {
+                    Some(DriverInput::Stop) => return TurnEnd::Stopped,
+                    Some(DriverInput::ShutDown(done)) => return TurnEnd::ShutDown(done),
+                    Some(DriverInput::Prompt(_) | DriverInput::Answer { .. }) => {}
+                    None => return TurnEnd::Done(Ok(())),
+                },
+                () = &mut save => return TurnEnd::Done(Ok(())),
+            }
+        }
     }
 
     // Waits for the checkouts before a prompt whose agent would not ask for its tools. Returns how

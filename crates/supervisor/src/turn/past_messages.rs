@@ -63,6 +63,7 @@ mod tests {
                 author: Author { name: "A".into(), email: "a@localhost".into() },
                 agent: None,
                 history,
+                save_work: Vec::new(),
             };
             let notice = apply(&mut request, forgot);
             (request.text.contains("fix it"), notice.is_some())

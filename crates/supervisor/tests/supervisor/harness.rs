@@ -482,6 +482,7 @@ pub(crate) fn turn_request(text: &str) -> TurnRequest {
         author: Author { name: "Ada".into(), email: "ada@example.org".into() },
         agent: None,
         history: None,
+        save_work: Vec::new(),
     }
 }
 

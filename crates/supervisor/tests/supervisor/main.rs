@@ -17,6 +17,8 @@ mod harness;
 mod repository_config;
 mod restarts;
 mod rpc_agents;
+mod saved_work;
+mod syncs;
 mod terminals;
 mod tree_requests;
 mod turns;

@@ -61,6 +61,7 @@ mod slow_remote;
 mod standalone_sandboxes;
 mod stop;
 mod storm;
+mod syncs;
 mod terminals_and_files;
 mod tidy;
 mod tools;

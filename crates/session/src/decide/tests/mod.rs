@@ -7,3 +7,4 @@ mod freeze_and_slots;
 mod properties;
 mod restore;
 mod simulation;
+mod syncs;

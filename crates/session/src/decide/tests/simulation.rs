@@ -10,6 +10,7 @@ use std::{
 
 use harvest_proto::bridge::PromptProgress;
 
+use super::syncs::random_sync;
 use crate::decide::*;
 
 /// Whether an effect succeeds.
@@ -47,6 +48,8 @@ pub(super) struct Simulation {
     pub(super) runs: BTreeMap<PromptId, u32>,
     pub(super) newest: Option<SnapshotId>,
     requests: u32,
+    /// What only a person can solve, as reported so far.
+    pub(super) reports: Vec<EventBody>,
     unknown: bool,
     /// Commands run beside the agent.
     pub(super) busy: bool,
@@ -77,6 +80,7 @@ impl Simulation {
             runs: BTreeMap::new(),
             newest: None,
             requests: 0,
+            reports: Vec::new(),
             unknown: false,
             busy: false,
             busy_known: true,
@@ -219,6 +223,7 @@ impl Simulation {
                         "the processes of a turn are gone when its end is stored"
                     );
                 }
+                Action::SyncBlocked { report } => self.reports.push(*report),
                 Action::SnapshotTaken { .. }
                 | Action::SandboxEnded { .. }
                 | Action::SetPublicState { .. }
@@ -366,7 +371,7 @@ impl Simulation {
     pub(super) fn random_event(&mut self, what: u8, which: usize) {
         let outcome =
             if which.is_multiple_of(7) { EffectOutcome::Failure } else { EffectOutcome::Success };
-        match what % 52 {
+        match what % 53 {
             0..=13 if !self.pending.is_empty() => self.execute(which % self.pending.len(), outcome),
             14..=18 => self.deliver(),
             19..=21 => self.prompt(false),
@@ -414,6 +419,7 @@ impl Simulation {
             // The freeze expires.
             50 => self.current().into_iter().for_each(|sandbox| sandbox.frozen = false),
             51 => self.input(Input::Blocked),
+            52 => self.input(random_sync(which)),
             _ => {}
         }
     }

@@ -52,6 +52,7 @@ fn request() -> TurnRequest {
         author: Author { name: "A".into(), email: "a@localhost".into() },
         agent: None,
         history: None,
+        save_work: Vec::new(),
     }
 }
 

@@ -42,6 +42,7 @@ fn request() -> TurnRequest {
         author: Author { name: "A".into(), email: "a@localhost".into() },
         agent: None,
         history: None,
+        save_work: Vec::new(),
     }
 }
 
