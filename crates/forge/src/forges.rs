@@ -60,6 +60,10 @@ impl Forge for Forges {
         }
     }
 
+    fn tip(&self, url: &str, branch: Option<&BranchName>) -> Option<Option<String>> {
+        self.find(url)?.tip(url, branch)
+    }
+
     async fn find_pull_request(
         &self,
         repository: &RemoteRepository,

@@ -173,6 +173,12 @@ pub trait Forge: Send + Sync {
         false
     }
 
+    /// The commit of a branch, or of the default branch, of a repository of its own; `Some(None)`
+    /// when that has no such branch, and `None` when the remote has to be asked. Starts no process.
+    fn tip(&self, _url: &str, _branch: Option<&BranchName>) -> Option<Option<String>> {
+        None
+    }
+
     /// A URL to store: the local forge's own URLs may change with the server's address.
     fn stable_url(&self, url: &str) -> String {
         url.to_owned()

@@ -395,6 +395,9 @@ fn verbose_lines(body: &EventBody, width: usize) -> Vec<String> {
             vec![format!("{phase:?}: {status:?}").to_lowercase()]
         }
         EventBody::Synced { checkouts, .. } => checkouts.iter().filter_map(unmoved).collect(),
+        EventBody::RepositoryConfig { repository, .. } => {
+            vec![format!("Follows .harvest/config.toml of {repository}")]
+        }
         EventBody::AgentReady { version, model, mcp } => {
             let said = [version.as_deref(), model.as_deref()].into_iter().flatten();
             let servers = mcp.iter().map(|server| server.name.as_str());

@@ -21,7 +21,12 @@ use harvest_engine::{
     Engine, EngineError, Image, ImageConfig, LayerCache, LayerId, Limits, Network, Origin, Owner,
     PulledImage, Running, Spec, random_name, supervisor_client::SupervisorClient,
 };
-use harvest_proto::{SandboxId, api::ImageLine, bridge::Exit, launch::NetworkSettings};
+use harvest_proto::{
+    SandboxId,
+    api::{BUILT_IN_RECIPE, ImageLine},
+    bridge::Exit,
+    launch::NetworkSettings,
+};
 
 use crate::{
     ImageError,
@@ -45,6 +50,8 @@ pub struct BuildOptions<'a> {
     pub force: bool,
     /// Every step uses the host's network, whatever the recipe says.
     pub host_network: bool,
+    /// The recipe is part of Harvest, which keeps its image fresh.
+    pub built_in: bool,
     /// The doors of steps, which have no network without them.
     pub doors: Option<&'a dyn StepDoors>,
 }
@@ -69,7 +76,7 @@ pub trait StepDoors {
 /// first one's layers in the cache.
 ///
 /// # Errors
-/// When a step fails; the image of that name, if there is one, stays unchanged.
+/// When a step fails, or no sandbox starts from the result; an image of that name stays unchanged.
 pub fn build(
     engine: &Engine,
     recipe: &Recipe,
@@ -354,23 +361,16 @@ impl Build<'_> {
         let host = HostConfig::write(folder, state.suite.as_deref(), on_host)?;
         let sources = Path::new(bootstrap::SOURCES);
         let has_sources = copy::open_file(&self.layer_paths(state)?, sources).is_some();
+        let from = Origin::Layers { layers: state.layers.clone(), config: state.config.clone() };
+        let network = match state.network {
+            StepNetwork::Nothing => Network::Nothing,
+            StepNetwork::Host => Network::Host,
+            StepNetwork::Door(_) => Network::Door,
+        };
         let spec = Spec {
-            id: SandboxId::random(),
-            from: Origin::Layers { layers: state.layers.clone(), config: state.config.clone() },
-            // A recipe is trusted with the host's disk space.
-            limits: Limits { writable_bytes: None, ..Limits::default() },
-            network: match state.network {
-                StepNetwork::Nothing => Network::Nothing,
-                StepNetwork::Host => Network::Host,
-                StepNetwork::Door(_) => Network::Door,
-            },
-            owner: Owner::Process(std::process::id()),
             binds: host.binds(has_sources),
-            volumes: Vec::new(),
             env: host.env.clone(),
-            door: None,
-            settings: NetworkSettings::default(),
-            made_by: None,
+            ..sandbox_spec(from, network)
         };
         let running = self.cache.engine().start(&spec)?;
         let (refusals, _door) = self.open_door(&running, &state.network)?;
@@ -450,17 +450,46 @@ impl Build<'_> {
         }
     }
 
+    /// Starts a sandbox from the layers.
+    fn prove(&self, state: &BuildState) -> Result<(), ImageError> {
+        let from = Origin::Layers { layers: state.layers.clone(), config: state.config.clone() };
+        let spec = sandbox_spec(from, Network::Nothing);
+        let started = self.cache.engine().start(&spec).map(drop);
+        let removed = self.cache.engine().remove(&spec.id);
+        started.and(removed).map_err(Into::into)
+    }
+
     fn publish(
         &mut self,
         recipe: &Recipe,
         recipe_key: String,
         state: BuildState,
     ) -> Result<Image, ImageError> {
+        self.prove(&state)?;
         for (key, layer) in &state.forced {
             self.cache.set_step_layer(key, layer)?;
         }
-        let source = format!("recipe, {}", describe_base(&recipe.from));
+        let kind = if self.options.built_in { BUILT_IN_RECIPE } else { "recipe" };
+        let source = format!("{kind}, {}", describe_base(&recipe.from));
         write_image(self.cache, &recipe.name, state.layers, state.config, recipe_key, source)
+    }
+}
+
+/// A sandbox of a build.
+fn sandbox_spec(from: Origin, network: Network) -> Spec {
+    Spec {
+        id: SandboxId::random(),
+        from,
+        // A recipe is trusted with the host's disk space.
+        limits: Limits { writable_bytes: None, ..Limits::default() },
+        network,
+        owner: Owner::Process(std::process::id()),
+        binds: Vec::new(),
+        volumes: Vec::new(),
+        env: BTreeMap::new(),
+        door: None,
+        settings: NetworkSettings::default(),
+        made_by: None,
     }
 }
 

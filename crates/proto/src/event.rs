@@ -478,6 +478,9 @@ pub struct BootFailure {
     pub message: String,
     /// Whether another boot would fail in the same way, so that none is tried.
     pub permanent: bool,
+    /// A build cannot continue an earlier one, and starts over from the image.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub start_over: bool,
 }
 
 /// Status of a boot phase.

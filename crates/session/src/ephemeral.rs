@@ -16,7 +16,7 @@ use crate::{
     bridge::{Bridge, BridgeError, OpenedBridge, OwnerMessage},
     git_remote::remote,
     sandbox_context::SandboxContext,
-    sandboxes::{EphemeralGuard, SandboxError, SandboxSpec, StartFrom},
+    sandboxes::{EphemeralGuard, SandboxError, SandboxSpec, StartFrom, StateVolume},
 };
 
 #[derive(Debug, thiserror::Error)]
@@ -62,7 +62,32 @@ impl EphemeralSandbox {
         owner: ComputeOwner,
     ) -> Result<Self, EphemeralError> {
         // No state volume: content that sessions leave there must not end up in an image.
-        let spec = SandboxSpec::of_session(sandbox.clone(), from, shared.resources);
+        let spec = SandboxSpec::of_session(sandbox, from, shared.resources);
+        Self::start_spec(shared, spec, door, owner).await
+    }
+
+    /// Starts a sandbox without a network that has this state volume.
+    pub(crate) async fn start_with_state(
+        shared: &Arc<SandboxContext>,
+        sandbox: SandboxId,
+        from: StartFrom,
+        state: StateVolume,
+        owner: ComputeOwner,
+    ) -> Result<Self, EphemeralError> {
+        let spec = SandboxSpec {
+            state: Some(state),
+            ..SandboxSpec::of_session(sandbox, from, shared.resources)
+        };
+        Self::start_spec(shared, spec, None, owner).await
+    }
+
+    async fn start_spec(
+        shared: &Arc<SandboxContext>,
+        spec: SandboxSpec,
+        door: Option<EphemeralDoor>,
+        owner: ComputeOwner,
+    ) -> Result<Self, EphemeralError> {
+        let sandbox = spec.id.clone();
         let (guard, _, stream) = shared.service.create_ephemeral(spec, None).await?;
         shared.meter.begin(sandbox.clone(), owner);
         let door = match door {

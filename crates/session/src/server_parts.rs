@@ -163,6 +163,7 @@ async fn shared(
         pr_mode: config.pr_mode,
         news: ForgeNews::default(),
         clock,
+        build_ended: Notify::new(),
     });
     Ok(Shared {
         store,

@@ -5,6 +5,8 @@
 mod blobs;
 #[path = "sessions/budgets.rs"]
 mod budgets;
+#[path = "sessions/builds.rs"]
+mod builds;
 #[path = "sessions/compute.rs"]
 mod compute;
 #[path = "sessions/configured_agents.rs"]
@@ -64,8 +66,8 @@ use harvest_proto::{
     BranchName, Event, EventBody, PromptId, RepositoryName, SandboxId, Secret, SecretOwner,
     SessionId, StateReason, Timestamp,
     api::{
-        AddRepository, CheckOutcome, CreatePrompt, CreateSandbox, CreateSession, ExecLine,
-        ExecRequest, ForkSession, Prompt, PromptStatus, PullRequest, PullRequestState,
+        AddRepository, BuildRepository, CheckOutcome, CreatePrompt, CreateSandbox, CreateSession,
+        ExecLine, ExecRequest, ForkSession, Prompt, PromptStatus, PullRequest, PullRequestState,
         SandboxLimits, SandboxOwner, Session, SessionState,
     },
     bridge::{Author, Exit},
@@ -374,8 +376,12 @@ async fn failed_build_keeps_previous_build() {
     let harness = Harness::new().await;
     let ServerParts { repositories, sessions, .. } =
         harness.serve_parts(harness.lease().await).await;
-    let lines: Vec<harvest_proto::api::BuildLine> =
-        repositories.build(&demo(), &ada().email).await.unwrap().collect().await;
+    let lines: Vec<harvest_proto::api::BuildLine> = repositories
+        .build(&demo(), BuildRepository::default(), &ada())
+        .await
+        .unwrap()
+        .collect()
+        .await;
     let stateless = |spec: &SandboxSpec| spec.state.is_none();
     assert!(harness.fake.created().iter().all(stateless), "builds mount no state volume");
     let Some(harvest_proto::api::BuildLine::Built { build }) = lines.last() else {
@@ -383,13 +389,17 @@ async fn failed_build_keeps_previous_build() {
     };
     assert_eq!(build.check, None, "the repository has no check");
     harness.fake.set_boot_failing(true);
-    let lines: Vec<harvest_proto::api::BuildLine> =
-        repositories.build(&demo(), &ada().email).await.unwrap().collect().await;
+    let lines: Vec<harvest_proto::api::BuildLine> = repositories
+        .build(&demo(), BuildRepository::default(), &ada())
+        .await
+        .unwrap()
+        .collect()
+        .await;
     assert!(
         matches!(lines.last(), Some(harvest_proto::api::BuildLine::Failed { message, .. }) if message.contains("made to fail by the test"))
     );
     harness.fake.set_boot_failing(false);
-    assert_eq!(repositories.get(&demo()).await.unwrap().build.as_ref(), Some(build));
+    assert_eq!(repositories.get(&demo()).await.unwrap().build.as_ref(), Some(&**build));
     let id = harness.session(&sessions, Some("hello")).await.id;
     until_state(&sessions, &id, SessionState::Idle).await;
     let last = harness.fake.created().last().unwrap().from.clone();

@@ -2,7 +2,7 @@
 //! at a time per repository. Sessions start from successful builds only.
 
 use harvest_proto::{
-    RepositoryName, SnapshotId, Timestamp,
+    BranchName, RepositoryName, SnapshotId, Timestamp,
     api::{Build, BuildLog, BuildStatus, BuildSummary},
 };
 
@@ -12,25 +12,26 @@ use crate::{
 };
 
 impl Store {
-    /// Records the start of a build, of this commit if it is known. [`StoreError::Exists`] when the
-    /// repository is being built already.
+    /// Records the start of a build of the base or of another branch, of this commit if it is
+    /// known. [`StoreError::Exists`] when the repository is being built already.
     pub async fn build_begin(
         &self,
         lease: Lease,
-        repository: &RepositoryName,
+        (repository, branch): (&RepositoryName, Option<&BranchName>),
         snapshot: &SnapshotId,
         (provider, tip): (&str, Option<String>),
         at: Timestamp,
     ) -> Result<(), StoreError> {
         let query = sqlx::query(
-            "INSERT INTO builds (snapshot, repository, status, provider, started_at, commit_id)
-             VALUES ($1, $2, 'building', $3, $4, $5)",
+            "INSERT INTO builds (snapshot, repository, status, provider, started_at, commit_id,
+             branch) VALUES ($1, $2, 'building', $3, $4, $5, $6)",
         )
         .bind(snapshot.to_string())
         .bind(repository.to_string())
         .bind(provider.to_owned())
         .bind(at.as_millis())
-        .bind(tip);
+        .bind(tip)
+        .bind(branch_text(branch));
         let begun = self.writer.execute(Some(lease), query).await.map(drop);
         begun.map_err(|error| StoreError::or_exists(error, "a build of this repository"))
     }
@@ -44,7 +45,8 @@ impl Store {
     ) -> Result<(), StoreError> {
         let query = sqlx::query(
             "UPDATE builds SET status = 'ready', commit_id = $2, check_evidence = $3,
-             millis = $4, built_at = $5, package_manager = $6, log = $7, config = $8
+             millis = $4, built_at = $5, package_manager = $6, log = $7, config = $8,
+             base_image = $9, base_image_id = $10, layers = $11
              WHERE snapshot = $1 AND status = 'building'",
         )
         .bind(build.snapshot_id.to_string())
@@ -54,7 +56,10 @@ impl Store {
         .bind(build.built_at.as_millis())
         .bind(build.package_manager.clone())
         .bind(log.to_owned())
-        .bind(build.config.as_ref().map(to_json));
+        .bind(build.config.as_ref().map(to_json))
+        .bind(build.image.clone())
+        .bind(build.image_id.as_ref().map(ToString::to_string))
+        .bind(i64::from(build.layers));
         match self.writer.execute(Some(lease), query).await? {
             0 => Err(StoreError::missing(format!("build {} in progress", build.snapshot_id))),
             _ => Ok(()),
@@ -86,8 +91,9 @@ impl Store {
         repository: &RepositoryName,
     ) -> Result<Vec<BuildSummary>, StoreError> {
         let query = sqlx::query(
-            "SELECT snapshot, status, commit_id, package_manager, error, millis, started_at,
-             built_at FROM builds WHERE repository = $1 ORDER BY started_at DESC, snapshot",
+            "SELECT snapshot, status, branch, commit_id, package_manager, error, millis,
+             started_at, built_at FROM builds WHERE repository = $1
+             ORDER BY started_at DESC, snapshot",
         )
         .bind(repository.to_string());
         self.all(query, read_summary).await
@@ -100,8 +106,8 @@ impl Store {
         snapshot: &SnapshotId,
     ) -> Result<BuildLog, StoreError> {
         let query = sqlx::query(
-            "SELECT snapshot, status, commit_id, package_manager, error, millis, started_at,
-             built_at, log FROM builds WHERE repository = $1 AND snapshot = $2",
+            "SELECT snapshot, status, branch, commit_id, package_manager, error, millis,
+             started_at, built_at, log FROM builds WHERE repository = $1 AND snapshot = $2",
         )
         .bind(repository.to_string())
         .bind(snapshot.to_string());
@@ -126,18 +132,21 @@ impl Store {
         self.writer.execute(Some(lease), query).await.map(drop)
     }
 
-    /// Successful builds older than the last two. The second newest is kept because a session may
-    /// be about to start from it.
-    pub async fn build_outdated(
+    /// The newest successful build of a branch, or of the base.
+    pub async fn build_newest(
         &self,
         repository: &RepositoryName,
-    ) -> Result<Vec<SnapshotId>, StoreError> {
+        branch: Option<&BranchName>,
+    ) -> Result<Option<Build>, StoreError> {
         let query = sqlx::query(
-            "SELECT snapshot FROM builds WHERE repository = $1 AND status = 'ready'
-             ORDER BY built_at DESC, started_at DESC LIMIT 1000 OFFSET 2",
+            "SELECT snapshot, provider, branch, commit_id, base_image, base_image_id, layers,
+             package_manager, check_evidence, config, millis, built_at FROM builds
+             WHERE repository = $1 AND branch = $2 AND status = 'ready'
+             ORDER BY built_at DESC, started_at DESC LIMIT 1",
         )
-        .bind(repository.to_string());
-        self.all(query, |row| row::parsed(row, "snapshot")).await
+        .bind(repository.to_string())
+        .bind(branch_text(branch));
+        Ok(self.optional(query, read).await?.flatten())
     }
 
     /// Deletes a build whose snapshot has been removed.
@@ -165,6 +174,7 @@ fn read_summary(row: &DbRow) -> Result<BuildSummary, StoreError> {
         snapshot_id: row::parsed(row, "snapshot")?,
         status,
         commit: row::optional(row, "commit_id")?,
+        branch: read_branch(row)?,
         package_manager: row::optional(row, "package_manager")?,
         error: row::optional(row, "error")?,
         millis: match status {
@@ -183,10 +193,26 @@ pub(crate) fn read(row: &DbRow) -> Result<Option<Build>, StoreError> {
         snapshot_id: snapshot,
         provider: row::text(row, "provider")?,
         commit: row::text(row, "commit_id")?,
+        branch: read_branch(row)?,
+        image: row::text(row, "base_image")?,
+        image_id: row::parsed_optional(row, "base_image_id")?,
+        layers: row::count(row, "layers")?,
         package_manager: row::optional(row, "package_manager")?,
         check: row::json_optional(row, "check_evidence")?,
         config: row::json_optional(row, "config")?,
         millis: row::count(row, "millis")?,
         built_at: row::time(row, "built_at")?,
     }))
+}
+
+/// The base is the empty text, which is no name of a branch.
+fn branch_text(branch: Option<&BranchName>) -> String {
+    branch.map(ToString::to_string).unwrap_or_default()
+}
+
+fn read_branch(row: &DbRow) -> Result<Option<BranchName>, StoreError> {
+    match row::text(row, "branch")?.as_str() {
+        "" => Ok(None),
+        _ => row::parsed(row, "branch").map(Some),
+    }
 }

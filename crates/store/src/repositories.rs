@@ -4,11 +4,13 @@ use harvest_proto::{RepositoryName, SessionId, Timestamp, api::Repository};
 
 use crate::{DbRow, Removal, Store, StoreError, builds, removals, reserve::OnFullDisk, row};
 
-// With the newest successful build of each.
+// With the newest successful build of each one's base.
 const SELECT: &str = "SELECT r.name, r.url, r.base, r.secret, r.image, r.created_at, \
-     b.snapshot, b.provider, b.commit_id, b.package_manager, b.check_evidence, b.config, \
-     b.millis, b.built_at FROM repositories r LEFT JOIN builds b ON b.snapshot = \
-     (SELECT n.snapshot FROM builds n WHERE n.repository = r.name AND n.status = 'ready' \
+     b.snapshot, b.provider, b.branch, b.commit_id, b.base_image, b.base_image_id, b.layers, \
+     b.package_manager, b.check_evidence, b.config, b.millis, b.built_at \
+     FROM repositories r LEFT JOIN builds b ON b.snapshot = \
+     (SELECT n.snapshot FROM builds n \
+     WHERE n.repository = r.name AND n.branch = '' AND n.status = 'ready' \
      ORDER BY n.built_at DESC, n.started_at DESC LIMIT 1) ";
 
 impl Store {

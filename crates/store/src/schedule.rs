@@ -23,8 +23,8 @@ impl Store {
         .bind(run.started.as_millis());
         self.writer.execute(Some(lease), abandoned).await?;
         let query = sqlx::query(
-            "INSERT INTO schedule_runs (at, status, started_at, attempts, rebuilt, tail)
-             VALUES ($1, 'running', $2, 0, '', '')",
+            "INSERT INTO schedule_runs (at, status, started_at, attempts, rebuilt, images, tail)
+             VALUES ($1, 'running', $2, 0, '', '', '')",
         )
         .bind(run.timestamp.as_millis())
         .bind(run.started.as_millis());
@@ -37,14 +37,15 @@ impl Store {
         let rebuilt: Vec<&str> = run.rebuilt.iter().map(|name| name.as_str()).collect();
         let query = sqlx::query(
             "UPDATE schedule_runs SET status = $2, ended_at = $3, attempts = $4, rebuilt = $5,
-             tail = $6 WHERE at = $1",
+             tail = $6, images = $7 WHERE at = $1",
         )
         .bind(run.timestamp.as_millis())
         .bind(run.status.as_str())
         .bind(run.ended.map(Timestamp::as_millis))
         .bind(bigint(run.attempts))
         .bind(rebuilt.join(" "))
-        .bind(run.tail.clone());
+        .bind(run.tail.clone())
+        .bind(run.images.join(" "));
         self.writer.execute(Some(lease), query).await?;
         let old = sqlx::query(
             "DELETE FROM schedule_runs WHERE at <
@@ -73,13 +74,16 @@ fn read(row: &DbRow) -> Result<ScheduleRun, StoreError> {
     let rebuilt = row::text(row, "rebuilt")?;
     let names: Result<Vec<_>, _> = rebuilt.split_whitespace().map(str::parse).collect();
     let rebuilt = names.unwrap_or_default();
+    let images = row::text(row, "images")?;
+    let images: Vec<String> = images.split_whitespace().map(str::to_owned).collect();
     Ok(ScheduleRun {
         status,
         timestamp: row::time(row, "at")?,
         started: row::time(row, "started_at")?,
         ended: row::time_optional(row, "ended_at")?,
         attempts: row::count(row, "attempts")?,
-        image_rebuilt: !rebuilt.is_empty(),
+        image_rebuilt: !rebuilt.is_empty() || !images.is_empty(),
+        images,
         rebuilt,
         tail: row::text(row, "tail")?,
     })

@@ -251,7 +251,11 @@ CREATE TABLE builds (
     repository TEXT NOT NULL REFERENCES repositories (name) ON DELETE CASCADE,
     status TEXT NOT NULL,
     provider TEXT NOT NULL,
+    branch TEXT NOT NULL DEFAULT '',
     commit_id TEXT,
+    base_image TEXT NOT NULL DEFAULT '',
+    base_image_id TEXT,
+    layers BIGINT NOT NULL DEFAULT 1,
     package_manager TEXT,
     check_evidence TEXT,
     config TEXT,
@@ -273,6 +277,7 @@ CREATE TABLE schedule_runs (
     ended_at BIGINT,
     attempts BIGINT NOT NULL,
     rebuilt TEXT NOT NULL,
+    images TEXT NOT NULL,
     tail TEXT NOT NULL
 );
 

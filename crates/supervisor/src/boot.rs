@@ -5,6 +5,7 @@ mod beside;
 mod config;
 mod failure;
 mod hooks;
+mod rebuild;
 
 use std::{
     cell::{Cell, RefCell},
@@ -29,7 +30,7 @@ use crate::{
     agents::{self, AgentContext},
     app, capture, files,
     git::{Git, SyncResult, Synced, public},
-    install,
+    install::{self, InstallCommand, Projects},
     outbox::Outbox,
     sandbox::Sandbox,
     turn::Turns,
@@ -134,18 +135,20 @@ impl BootRunner {
 
     async fn run(&self, boot: &Boot) -> Result<(), ()> {
         let user = self.sandbox.user(Some(AGENT_USER)).map_err(|_| ())?;
-        let building = boot.start == BootStart::Build;
+        let building = matches!(boot.start, BootStart::Build | BootStart::Rebuild);
         // Checkouts that need their setup hook; those on an existing disk have been set up.
         let mut fresh: Vec<&Checkout> = match boot.start {
             BootStart::Build | BootStart::Fresh => boot.repositories.iter().collect(),
-            BootStart::Image | BootStart::Restore => Vec::new(),
+            BootStart::Image | BootStart::Restore | BootStart::Rebuild => Vec::new(),
         };
         let timeout = boot.hook_millis.map_or(DEFAULT_HOOK_TIMEOUT, Duration::from_millis);
         let started: Vec<&Checkout> = boot.repositories.iter().filter(|_| !building).collect();
         self.run_phase(BootPhase::Starting, starting(&self.sandbox, &user)).await?;
         self.undo_interrupted_syncs(boot, &user).await;
-        if matches!(boot.start, BootStart::Image | BootStart::Restore) {
-            self.apply_kept_env(boot, &user);
+        match boot.start {
+            BootStart::Image | BootStart::Restore => self.apply_kept(boot, &user),
+            BootStart::Rebuild => return self.rebuild(boot, &user, timeout).await,
+            BootStart::Build | BootStart::Fresh => {}
         }
         if let Some(agent) = &boot.agent
             && self.can_sync_beside(boot, &user).await
@@ -267,11 +270,21 @@ impl BootRunner {
         timeout: Duration,
     ) -> Result<(), ()> {
         let commands = |checkout: &&Checkout| {
+            let projects = Projects::read(&self.sandbox, checkout, user);
             let packages = self.config(checkout).packages;
-            let commands = install::commands(&self.sandbox, checkout, user, &packages, building);
-            (commands, (*checkout).clone())
+            (projects.commands(&packages, building), (*checkout).clone())
         };
-        let mut wanted: Vec<_> = checkouts.iter().map(commands).collect();
+        let wanted: Vec<_> = checkouts.iter().map(commands).collect();
+        self.run_installs(wanted, user, building, timeout).await
+    }
+
+    async fn run_installs(
+        &self,
+        mut wanted: Vec<(Vec<InstallCommand>, Checkout)>,
+        user: &User,
+        building: bool,
+        timeout: Duration,
+    ) -> Result<(), ()> {
         wanted.retain(|(commands, _)| !commands.is_empty());
         if wanted.is_empty() {
             self.skip(BootPhase::Install);

@@ -39,6 +39,7 @@ mod rest;
 mod routes;
 mod statuses;
 mod storage;
+mod tips;
 mod url;
 
 use std::{

@@ -52,6 +52,12 @@ impl Forge for LocalForge {
         self.repository_name(url).is_some()
     }
 
+    fn tip(&self, url: &str, branch: Option<&BranchName>) -> Option<Option<String>> {
+        let name = self.repository_name(url)?;
+        // What cannot be read is asked over HTTP, which has a better error.
+        Self::tip(self, name.name(), branch).ok()
+    }
+
     // Each repository is registered with its own token as a secret.
     async fn credential(
         &self,

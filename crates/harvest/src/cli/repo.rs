@@ -58,6 +58,15 @@ pub(crate) enum RepoCommand {
         /// Every repository, one after another
         #[arg(long, conflicts_with = "name")]
         all: bool,
+        /// Build this branch instead of the base, for sessions that start from it
+        #[arg(short, long, conflicts_with = "all")]
+        branch: Option<BranchName>,
+        /// Begin with the image, even if an earlier build could be continued
+        #[arg(short, long)]
+        force: bool,
+        /// Wait for a running build of the repository first
+        #[arg(short, long)]
+        wait: bool,
     },
     /// List the builds of a repository, failed ones included
     Builds {

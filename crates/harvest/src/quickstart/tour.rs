@@ -9,8 +9,8 @@ use futures_util::StreamExt;
 use harvest_proto::{
     EventBody, ModelRef, NetworkPolicy, PromptText, RepositoryName, SessionId,
     api::{
-        AddRepository, CheckOutcome, CreatePrompt, CreateSession, ExecLine, ExecRequest,
-        FindingLevel as Level, ForkSession, Session,
+        AddRepository, BuildRepository, CheckOutcome, CreatePrompt, CreateSession, ExecLine,
+        ExecRequest, FindingLevel as Level, ForkSession, Session,
     },
 };
 use reqwest::Method;
@@ -113,8 +113,10 @@ impl Tour<'_> {
         let name: RepositoryName = sample::NAME.parse().expect("a valid name");
         let request = AddRepository { name: Some(name.clone().into()), ..AddRepository::default() };
         let source = Source { folder: &folder, naming: NameConflict::Refuse, all: true };
-        publish(self.ctx.print, &self.client, self.server.forge(), source, request).await?;
-        commands::build_repository(self.ctx, &self.client, &name).await?;
+        let forge = self.server.forge();
+        let published = publish(self.ctx.print, &self.client, forge, source, request).await?;
+        let (repository, order) = (&published.repository, BuildRepository::default());
+        commands::build_repository(self.ctx, &self.client, repository, &order).await?;
         self.done(&format!("Registered and prebuilt {name}"));
         Ok(())
     }

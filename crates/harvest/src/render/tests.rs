@@ -91,6 +91,7 @@ fn boot_phases_are_timed_and_skipped_ones_hidden() {
             failure: Some(BootFailure {
                 message: ".harvest/start.sh failed (exit 127)".into(),
                 permanent: true,
+                start_over: false,
             }),
         },
     ]);

@@ -86,6 +86,17 @@ fn failed_step_reports_output_and_keeps_old_image() {
 }
 
 #[test]
+fn image_is_published_only_if_a_sandbox_starts() {
+    let world = world_with_files();
+    let image = world.build(RECIPE, false).0.unwrap();
+    // A file in the place of a folder on which every sandbox mounts something.
+    let step = "[[step]]\ncopy = { from = \"files/greeting\", to = \"/proc\" }\n";
+    assert!(world.build(&format!("{RECIPE}\n{step}"), false).0.is_err());
+    assert_eq!(world.engine.image("small").unwrap(), Some(image));
+    assert!(world.engine.list().unwrap().is_empty());
+}
+
+#[test]
 fn concurrent_builds_make_one_image() {
     let world = world_with_files();
     let images: Vec<Image> = thread::scope(|scope| {

@@ -131,6 +131,17 @@ pub struct Image {
     pub source: String,
 }
 
+/// How [`Image::source`] begins for an image of a recipe that is part of Harvest.
+pub const BUILT_IN_RECIPE: &str = "built-in recipe";
+
+impl Image {
+    /// Whether the image was built from a recipe that is part of Harvest.
+    #[must_use]
+    pub fn is_built_in(&self) -> bool {
+        self.source.starts_with(BUILT_IN_RECIPE)
+    }
+}
+
 /// Defaults for commands in sandboxes started from an image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]

@@ -37,7 +37,8 @@ pub use disks::{
 pub use doctor::{Finding, FindingLevel};
 pub use exec::{ExecLine, ExecRequest, Language};
 pub use images::{
-    CreateImage, Image, ImageConfig, ImageLayer, ImageLine, ImageSource, ImageUsage, ImageUsers,
+    BUILT_IN_RECIPE, CreateImage, Image, ImageConfig, ImageLayer, ImageLine, ImageSource,
+    ImageUsage, ImageUsers,
 };
 pub use memory::{MemoryEntity, MemoryFileError, MemoryGraph, MemoryRelation};
 pub use models::{KeySource, McpService, ModelService, ServiceModels, UnusableModel};
@@ -48,10 +49,10 @@ pub use prompts::{
     Attachment, CreateAttachment, CreatePrompt, MovePrompt, Prompt, PromptStatus, Turn,
 };
 pub use repositories::{
-    AddRepository, Build, BuildLine, BuildLog, BuildStatus, BuildSummary, CheckOutcome,
-    CreatePullRequest, Evidence, MergePullRequest, PULL_REQUEST_BEGIN, PULL_REQUEST_END,
-    PullRequest, PullRequestMode, PullRequestState, Repository, UpdatePullRequest,
-    UpdateRepository,
+    AddRepository, Build, BuildLine, BuildLog, BuildRepository, BuildStatus, BuildSummary,
+    CheckOutcome, CreatePullRequest, Evidence, MergePullRequest, PULL_REQUEST_BEGIN,
+    PULL_REQUEST_END, PullRequest, PullRequestMode, PullRequestState, Repository,
+    UpdatePullRequest, UpdateRepository,
 };
 pub use repository_config::{RepositoryConfig, RepositoryPolicy};
 pub use retention::{RetentionDrop, RetentionReport, SessionDiskUsage};

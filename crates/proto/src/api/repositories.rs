@@ -3,7 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::RepositoryConfig;
-use crate::{BranchName, RepositoryName, RepositoryRef, SnapshotId, Timestamp, text::word_enum};
+use crate::{
+    BranchName, ImageId, RepositoryName, RepositoryRef, SnapshotId, Timestamp, text::word_enum,
+};
 
 /// `POST /v1/repositories`: registers a repository.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,6 +57,14 @@ pub struct Build {
     pub provider: String,
     /// The commit that was built.
     pub commit: String,
+    /// The branch that was built; null for the base.
+    pub branch: Option<BranchName>,
+    /// The image at the bottom.
+    pub image: String,
+    /// Id of that image; null where the provider has no images of its own.
+    pub image_id: Option<ImageId>,
+    /// Number of builds on top of the image: 1 for a build from the image.
+    pub layers: u32,
     /// The program that installed the dependencies, if any were found: `npm`, `pip`, …
     pub package_manager: Option<String>,
     /// Result of the repository's check in this build, if the repository has one.
@@ -65,6 +75,22 @@ pub struct Build {
     pub millis: u64,
     /// Time of the build.
     pub built_at: Timestamp,
+}
+
+/// `POST /v1/repositories/{owner}/{name}/build`: builds a repository.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct BuildRepository {
+    /// Branch to build instead of the base; sessions that start from that branch use the build.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub branch: Option<BranchName>,
+    /// Build from the image, even if an earlier build could be continued.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub force: bool,
+    /// Wait for a running build of the repository, instead of refusing the request.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub wait: bool,
 }
 
 /// `PATCH /v1/repositories/{owner}/{name}`: changes a repository. A field that is absent keeps its
@@ -117,6 +143,8 @@ pub struct BuildSummary {
     pub status: BuildStatus,
     /// The commit that was built.
     pub commit: Option<String>,
+    /// The branch that was built; null for the base.
+    pub branch: Option<BranchName>,
     /// The program that installed the dependencies, if any were found: `npm`, `pip`, …
     pub package_manager: Option<String>,
     /// Why the build failed.
@@ -185,7 +213,7 @@ pub enum BuildLine {
     /// The build succeeded. Last line.
     Built {
         /// The new build.
-        build: Build,
+        build: Box<Build>,
     },
     /// The build failed; the previous build stays in use. Last line.
     Failed {

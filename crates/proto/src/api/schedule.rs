@@ -34,11 +34,13 @@ pub struct ScheduleRun {
     pub ended: Option<Timestamp>,
     /// The number of builds that it started.
     pub attempts: u64,
-    /// Whether a build succeeded.
+    /// Whether an image or a repository was rebuilt.
     pub image_rebuilt: bool,
+    /// The images that were rebuilt.
+    pub images: Vec<String>,
     /// The repositories that were rebuilt.
     pub rebuilt: Vec<RepositoryName>,
-    /// What failed, a line for each repository.
+    /// What failed, a line for each image and repository.
     pub tail: String,
 }
 

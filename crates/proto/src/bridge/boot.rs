@@ -50,6 +50,9 @@ pub enum BootStart {
     Restore,
     /// A repository build: clone or fetch, `setup.sh`. The builder then runs the check once.
     Build,
+    /// An earlier build of the repository: fetch; install and run `setup.sh` only if files that
+    /// decide about dependencies moved. Fails where the build has to begin with the image.
+    Rebuild,
 }
 
 /// A repository in the sandbox.

@@ -22,6 +22,8 @@ use super::Fake;
 pub(super) struct HostState {
     images: BTreeMap<String, ImageId>,
     volumes: BTreeMap<String, u64>,
+    /// Repositories with a state volume.
+    states: Vec<RepositoryName>,
 }
 
 impl HostState {
@@ -53,6 +55,11 @@ pub(super) fn config() -> ImageConfig {
 }
 
 impl Fake {
+    /// Makes the state volume of a repository exist.
+    pub fn add_state(&self, repository: &RepositoryName) {
+        self.inner().host.states.push(repository.clone());
+    }
+
     fn make(&self, name: String, bytes: u64) -> ImageLines {
         let image = image(
             &name,
@@ -125,7 +132,14 @@ fn volume(name: &str, size_bytes: u64) -> Volume {
 #[async_trait]
 impl Host for Fake {
     async fn volume_list(&self) -> Result<Vec<Volume>, SandboxError> {
-        Ok(self.inner().host.volumes.iter().map(|(name, size)| volume(name, *size)).collect())
+        let inner = self.inner();
+        let named = inner.host.volumes.iter().map(|(name, size)| volume(name, *size));
+        let states = inner
+            .host
+            .states
+            .iter()
+            .map(|owner| Volume { owner: Some(owner.to_string()), ..volume("state", 1) });
+        Ok(named.chain(states).collect())
     }
 
     async fn volume_create(&self, order: CreateVolume) -> Result<Volume, SandboxError> {

@@ -53,6 +53,7 @@ struct Inner {
     missing_images: BTreeSet<String>,
     missing_agents: BTreeSet<String>,
     broken_images: BTreeSet<String>,
+    warnings: Vec<String>,
     created: Vec<SandboxSpec>,
     prompts_run: Arc<Mutex<Vec<PromptId>>>,
     failing: BTreeSet<FakeOp>,
@@ -124,6 +125,11 @@ impl Fake {
     /// Makes boots fail in the setup phase, or work again.
     pub fn set_boot_failing(&self, failing: bool) {
         self.inner().boot = if failing { BootBehavior::Failing } else { BootBehavior::Succeeding };
+    }
+
+    /// Makes sandboxes start with warnings about what they lack.
+    pub fn set_warnings(&self, warnings: &[&str]) {
+        self.inner().warnings = warnings.iter().map(|&warning| warning.to_owned()).collect();
     }
 
     /// Makes boots start and never end.

@@ -61,7 +61,7 @@ impl SandboxProvider for Fake {
         let fake_sandbox = FakeSandbox::new(files, Arc::clone(&inner.prompts_run), inner.boot);
         inner.sandboxes.insert(spec.id.clone(), (spec.clone(), Arc::new(fake_sandbox)));
         inner.created.push(spec);
-        Ok(Created::default())
+        Ok(Created { warnings: inner.warnings.clone() })
     }
 
     async fn find(&self, sandbox: &SandboxId) -> Result<Found, SandboxError> {

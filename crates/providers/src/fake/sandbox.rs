@@ -340,7 +340,11 @@ impl SandboxContent {
 
     fn phase(&mut self, phase: BootPhase, status: PhaseStatus) {
         let tail = (status == PhaseStatus::Failed).then(|| "made to fail by the test".to_owned());
-        let failure = tail.clone().map(|message| BootFailure { message, permanent: false });
+        let failure = tail.clone().map(|message| BootFailure {
+            message,
+            permanent: false,
+            start_over: false,
+        });
         self.event(EventBody::BootPhase { phase, status, millis: Some(1), tail, failure });
     }
 

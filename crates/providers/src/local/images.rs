@@ -91,6 +91,7 @@ impl Images for Local {
                 }))
             }
             recipe => {
+                let built_in = matches!(recipe, ImageSource::Recipe(_));
                 let recipes = self.recipes.clone();
                 let recipe =
                     self.work("cannot read the recipe", move |_| read(&recipes, recipe)).await?;
@@ -103,7 +104,7 @@ impl Images for Local {
                     format!("cannot build image `{}`", recipe.name),
                     move |engine, report| {
                         let doors = doors.as_ref().map(|doors| doors as &dyn StepDoors);
-                        let options = BuildOptions { force, host_network, doors };
+                        let options = BuildOptions { force, host_network, built_in, doors };
                         harvest_images::build(engine, &recipe, options, report)
                     },
                 ))

@@ -4,8 +4,8 @@ use axum::{Json, extract::State, http::StatusCode, response::Response};
 use harvest_proto::{
     RepositoryName, RepositoryRef, SnapshotId,
     api::{
-        AddRepository, BuildLine, BuildLog, BuildSummary, Page, Problem, Repository,
-        UpdateRepository,
+        AddRepository, BuildLine, BuildLog, BuildRepository, BuildSummary, Page, Problem,
+        Repository, UpdateRepository,
     },
 };
 
@@ -16,7 +16,7 @@ use crate::{
         self,
         Access::{Administer, Create, Read},
     },
-    extract::{Body, Path, Query},
+    extract::{Body, OptionalBody, Path, Query},
     idempotency::Repeat,
     problem::{ApiError, JsonResult},
     routes::route::{Routes, created, page, routes},
@@ -121,14 +121,16 @@ async fn repository_delete(
 #[utoipa::path(post, path = "/v1/repositories/{owner}/{name}/build", tag = "repositories",
     params(("owner" = String, Path, description = "The repository's owner"),
            ("name" = String, Path, description = "The repository's name")),
+    request_body = Option<BuildRepository>,
     responses((status = 200, body = BuildLine, content_type = "application/x-ndjson",
         description = "One JSON object per line; the last is `built` or `failed`")))]
 async fn repository_build(
     State(state): State<ServerState>,
     Authenticated(token): Authenticated,
     Path((owner, name)): Path<(String, String)>,
+    OptionalBody(order): OptionalBody<BuildRepository>,
 ) -> Result<Response, ApiError> {
-    let lines = state.repositories.build(&named(&owner, &name)?, &token.user.email).await?;
+    let lines = state.repositories.build(&named(&owner, &name)?, order, &token.user).await?;
     Ok(stream::lines(lines, state.shutdown))
 }
 

@@ -442,7 +442,7 @@ fn input_of(epoch: u64, event: &OutboxEvent) -> Option<Input> {
         EventBody::BootPhase { phase: BootPhase::Ready, status: PhaseStatus::Done, .. } => {
             Some(Input::BootReady { epoch })
         }
-        EventBody::BootPhase { failure: Some(BootFailure { message, permanent }), .. } => {
+        EventBody::BootPhase { failure: Some(BootFailure { message, permanent, .. }), .. } => {
             let (detail, permanent) = (message.clone(), *permanent);
             Some(Input::BootFailed { epoch, detail, permanent })
         }

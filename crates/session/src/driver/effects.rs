@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use harvest_proto::{
-    AgentName, EventBody, RepositoryName, SandboxId, SessionId, SnapshotId,
+    AgentName, EventBody, SandboxId, SessionId, SnapshotId,
     bridge::{Boot, BootStart, Checkout, ToSupervisor},
     event::SnapshotKind,
 };
@@ -26,7 +26,8 @@ use crate::{
     memory_file,
     repositories::{boot_start, owners_of},
     sandboxes::{
-        Durability, Found, MissingObject, SandboxError, SandboxSpec, StartFrom, StateVolume,
+        Created, Durability, Found, MissingObject, SandboxError, SandboxSpec, StartFrom,
+        StateVolume,
     },
     timeouts::millis,
     trees,
@@ -86,7 +87,7 @@ impl Driver {
         self.disconnect();
         let (shared, reports) = (Arc::clone(&self.shared), self.report_sender.clone());
         let (session, agent) = (self.id().clone(), self.record.session.agent.clone());
-        let primary = self.record.checkouts.first().map(|first| first.repository.clone());
+        let primary = self.record.checkouts.first().cloned();
         self.shared.tasks.spawn(async move {
             let began = shared.clock.now();
             let (start, from) = match origin(&shared, primary.as_ref(), from, &agent).await {
@@ -103,7 +104,7 @@ impl Driver {
                 StartFrom::Snapshot(snapshot) => (snapshot.to_string(), Some(snapshot.clone())),
             };
             let spec = SandboxSpec {
-                state: primary.map(StateVolume::Repository),
+                state: primary.map(|primary| StateVolume::Repository(primary.repository)),
                 ..SandboxSpec::of_session(sandbox.clone(), from, shared.sandboxes.resources)
             };
             let created = shared.sandboxes.provider.create(spec).await;
@@ -115,12 +116,16 @@ impl Driver {
             };
             let millis = millis(shared.clock.now().since(began));
             let report = match created {
-                Ok(_) => {
+                Ok(Created { warnings }) => {
                     let (sandbox, id) = (sandbox.clone(), sandbox.clone());
                     let body =
                         EventBody::SandboxStarted { sandbox, epoch, from: origin_name, millis };
                     let started = writes::event(now(), None, body);
-                    let writes = [started].into_iter().chain(warning).collect();
+                    let missing = warnings.into_iter().map(|missing| {
+                        let message = format!("the sandbox starts {missing}");
+                        writes::event(now(), None, EventBody::Warning { message })
+                    });
+                    let writes = [started].into_iter().chain(missing).chain(warning).collect();
                     TaskReport::Started { epoch, sandbox: id, start, writes }
                 }
                 Err(error) => {
@@ -402,7 +407,7 @@ where
 /// The image or snapshot a sandbox starts from, and what its disk holds then.
 async fn origin(
     shared: &Shared,
-    primary: Option<&RepositoryName>,
+    primary: Option<&CheckoutRecord>,
     from: Option<SnapshotId>,
     agent: &AgentName,
 ) -> Result<(BootStart, StartFrom), String> {
@@ -411,7 +416,12 @@ async fn origin(
         return Ok((BootStart::Restore, StartFrom::Snapshot(snapshot)));
     }
     let repository = match primary {
-        Some(name) => Some(shared.store.repository_get(name).await.map_err(|e| error_chain(&e))?),
+        Some(checkout) => {
+            let known = shared.store.repository_get(&checkout.repository).await;
+            let known = known.map_err(|error| error_chain(&error))?;
+            let known = shared.repositories.on_branch(known, checkout.base.as_ref()).await;
+            Some(known.map_err(|error| error_chain(&error))?)
+        }
         None => None,
     };
     let from = shared.repositories.origin(repository.as_ref(), agent).await;

@@ -6,14 +6,23 @@ use std::time::Duration;
 use harvest_proto::{
     AgentName, EventBody, RepositoryName, RuleTarget, RuleVerdict, SandboxId, SecretOwner,
     SessionId, SnapshotId, UpstreamName,
-    api::{Build, CheckOutcome, Evidence, Repository, RepositoryConfig, SetNetworkRule},
+    api::{
+        Build, BuildRepository, CheckOutcome, Evidence, Repository, RepositoryConfig,
+        SetNetworkRule,
+    },
     bridge::BootStart,
     event::BootPhase,
 };
 use harvest_store::{ComputeOwner, RuleOwner};
 use tokio::sync::watch;
 
-use super::{PassSpec, Repositories, build_report::BuildReport, builds::BUILD_POLICY, check};
+use super::{
+    PassSpec, Repositories,
+    build_report::BuildReport,
+    build_start::{CurrentImage, has_failed, why_from_image},
+    builds::BUILD_POLICY,
+    check,
+};
 use crate::{
     bridge::Bridge,
     checkout,
@@ -32,6 +41,7 @@ pub(super) struct PlannedBuild {
     pub(super) snapshot: SnapshotId,
     /// Of the first sandbox.
     pub(super) sandbox: SandboxId,
+    pub(super) order: BuildRepository,
 }
 
 /// A build in progress.
@@ -44,8 +54,18 @@ pub(super) struct BuildSteps<'a> {
 /// How an attempt to build ended.
 enum Attempt {
     Built(Box<Build>),
-    /// The repository asks for another image than the one it was started from.
-    OtherImage(String),
+    /// The build has to begin with an image: this one, or the same.
+    StartOver {
+        why: String,
+        image: Option<String>,
+    },
+}
+
+/// What an attempt starts from.
+struct Origin {
+    image: CurrentImage,
+    /// The build that it continues.
+    last: Option<Build>,
 }
 
 /// What a boot tells about the repository.
@@ -53,20 +73,20 @@ enum Attempt {
 struct Prepared {
     package_manager: Option<String>,
     config: Option<RepositoryConfig>,
-    other_image: Option<String>,
+    start_over: Option<(String, Option<String>)>,
 }
 
 impl BuildSteps<'_> {
     pub(super) async fn run(&self, planned: PlannedBuild) -> Result<Build, EphemeralError> {
-        let agent = AgentName::default();
-        let mut image = self.repositories.image(Some(self.repository), &agent).await?;
-        let mut sandbox = planned.sandbox;
+        let PlannedBuild { snapshot, mut sandbox, order } = planned;
+        let mut origin = self.origin(&order).await?;
         for _ in 0..MAX_STARTS {
-            match self.attempt(&planned.snapshot, sandbox, &image).await? {
+            match self.attempt(&snapshot, sandbox, &origin, &order).await? {
                 Attempt::Built(build) => return Ok(*build),
-                Attempt::OtherImage(other) => {
-                    self.report.note(&format!("starting over from the image {other}"));
-                    image = other;
+                Attempt::StartOver { why, image } => {
+                    let name = image.unwrap_or(origin.image.name);
+                    self.report.progress(&format!("starting over from the image {name}: {why}"));
+                    origin = Origin { image: self.current(name).await, last: None };
                 }
             }
             sandbox = SandboxId::random();
@@ -74,16 +94,60 @@ impl BuildSteps<'_> {
         Err(EphemeralError::Other("`image` in .harvest/config.toml keeps changing".to_owned()))
     }
 
+    /// The last build of the branch or else of the base, unless this one begins with the image.
+    async fn origin(&self, order: &BuildRepository) -> Result<Origin, EphemeralError> {
+        let Self { repositories, repository, report } = *self;
+        let name = repositories.image(Some(repository), &AgentName::default()).await?;
+        let image = self.current(name).await;
+        // This build may have waited for another one.
+        let last = repositories.newest_build(&repository.name, order.branch.as_ref()).await;
+        let last = last.map_err(|error| EphemeralError::Other(error_chain(&error)))?;
+        let exists = match &last {
+            Some(last) => {
+                let from = StartFrom::Snapshot(last.snapshot_id.clone());
+                repositories.shared.sandboxes.provider.can_start_from(&from).await?
+            }
+            None => false,
+        };
+        let last = last.filter(|_| exists);
+        let builds = repositories.builds(&repository.name).await;
+        let builds = builds.map_err(|error| EphemeralError::Other(error_chain(&error)))?;
+        let failed = has_failed(&builds, order.branch.as_ref());
+        let why = why_from_image(last.as_ref(), &image, (order.force, failed));
+        let last = match (&why, last) {
+            (None, Some(last)) => {
+                report.note(&format!("continuing the build of {}", last.commit));
+                Some(last)
+            }
+            _ => {
+                let why = why.unwrap_or_default();
+                report.note(&format!("building from the image {}: {why}", image.name));
+                None
+            }
+        };
+        Ok(Origin { image, last })
+    }
+
+    async fn current(&self, name: String) -> CurrentImage {
+        // A missing image fails the start, with a better error.
+        let id = match self.repositories.shared.sandboxes.provider.host() {
+            Some(host) => host.image_get(&name).await.ok().map(|image| image.id),
+            None => None,
+        };
+        CurrentImage { name, id }
+    }
+
     async fn attempt(
         &self,
         snapshot: &SnapshotId,
         sandbox: SandboxId,
-        image: &str,
+        Origin { image, last }: &Origin,
+        order: &BuildRepository,
     ) -> Result<Attempt, EphemeralError> {
         let Self { repositories, repository, report } = *self;
         let shared = &repositories.shared;
         let started = shared.clock.now();
-        let order = PassSpec {
+        let pass = PassSpec {
             // Not a real session: the observer gets the events of the door.
             session: SessionId::random(),
             owner: RuleOwner::Repository(repository.name.clone()),
@@ -93,13 +157,16 @@ impl BuildSteps<'_> {
             secrets: vec![SecretOwner::Repository(repository.name.clone()), SecretOwner::Global],
         };
         let policy = repositories
-            .pass(std::slice::from_ref(repository), order)
+            .pass(std::slice::from_ref(repository), pass)
             .await
             .map_err(|error| EphemeralError::Other(error_chain(&error)))?;
         let network = policy.network.clone();
         let door = EphemeralDoor { policy, observer: Some(report.refusal_observer()) };
         report.progress("starting a sandbox");
-        let from = StartFrom::Image(image.to_owned());
+        let (from, start) = match last {
+            Some(last) => (StartFrom::Snapshot(last.snapshot_id.clone()), BootStart::Rebuild),
+            None => (StartFrom::Image(image.name.clone()), BootStart::Build),
+        };
         let owner =
             ComputeOwner { repository: Some(repository.name.clone()), ..ComputeOwner::default() };
         let counted = owner.clone();
@@ -107,19 +174,30 @@ impl BuildSteps<'_> {
             EphemeralSandbox::start(&shared.sandboxes, sandbox, from, Some(door), counted).await?;
         let default =
             repositories.image_declared(Some(repository), None, &AgentName::default()).await?;
-        let mut prepared = Prepared::default();
+        // A rebuild has the same file, and installs nothing if no dependency moved.
+        let mut prepared = Prepared {
+            config: last.as_ref().and_then(|last| last.config.clone()),
+            ..Prepared::default()
+        };
+        let base = order.branch.clone().or_else(|| repository.base.clone());
+        let images = (repository.image.as_deref(), default.as_str());
         let booted = sandbox
-            .boot(&repository.name, repository.base.clone(), BootStart::Build, None, |event| {
-                report.event(event);
-                prepared.observe(event, (repository.image.as_deref(), &default), image)
+            .boot(&repository.name, base, start, None, |event| {
+                let observed = prepared.observe(event, images, &image.name);
+                if observed.is_ok() {
+                    report.event(event);
+                }
+                observed
             })
             .await;
-        if let Some(other) = prepared.other_image {
+        if let Some((why, image)) = prepared.start_over {
             sandbox.remove().await;
-            return Ok(Attempt::OtherImage(other));
+            return Ok(Attempt::StartOver { why, image });
         }
         booted?;
         let Prepared { package_manager, config, .. } = prepared;
+        let earlier = last.as_ref().and_then(|last| last.package_manager.clone());
+        let package_manager = package_manager.or(earlier);
         let declared = config.clone().unwrap_or_default();
         for (target, command) in missing_rules(&repository.name, &declared) {
             let allowed = network.borrow().allows(&target.name, &ports(&target));
@@ -135,7 +213,11 @@ impl BuildSteps<'_> {
             .commit
             .ok_or_else(|| EphemeralError::Other("the repository has no commit".to_owned()))?;
         let limit = shared.sandboxes.timeouts.warm;
-        let check = self.run_tests(&sandbox.bridge, &declared, &commit, limit).await?;
+        let check = self.run_check(&sandbox.bridge, &declared, &commit, limit).await?;
+        // Their purpose is to fill caches, which an earlier build has filled.
+        if last.is_none() && check.is_none() {
+            self.run_tests(&sandbox.bridge, limit).await?;
+        }
         report.progress("saving a snapshot");
         sandbox.save(snapshot).await?;
         report.progress("starting a sandbox from the snapshot");
@@ -146,6 +228,10 @@ impl BuildSteps<'_> {
             snapshot_id: snapshot.clone(),
             provider: shared.sandboxes.provider.name().to_owned(),
             commit,
+            branch: order.branch.clone(),
+            image: image.name.clone(),
+            image_id: image.id.clone(),
+            layers: last.as_ref().map_or(0, |last| last.layers) + 1,
             package_manager,
             check,
             config,
@@ -154,10 +240,8 @@ impl BuildSteps<'_> {
         })))
     }
 
-    /// Runs the repository's check, or else its tests, once: they fill caches that sessions start
-    /// with. A failure does not fail the build. Returns the result of the check, if the repository
-    /// has one.
-    async fn run_tests(
+    /// Runs the repository's check, if it has one. A failure does not fail the build.
+    async fn run_check(
         &self,
         bridge: &Bridge,
         config: &RepositoryConfig,
@@ -166,17 +250,22 @@ impl BuildSteps<'_> {
     ) -> Result<Option<Evidence>, EphemeralError> {
         let Self { repository, report, .. } = *self;
         let start = |check: &str| report.progress(&format!("running {check}"));
-        let name = &repository.name;
         let declared = (config.check.as_deref(), limit);
-        let evidence = check::run(bridge, name, commit.to_owned(), declared, start).await?;
-        if evidence.outcome != CheckOutcome::NoneDeclared {
-            report.note(&format!("check: {}\n{}", evidence.outcome, evidence.tail));
-            return Ok(Some(evidence));
-        }
-        let folder = name.folder().path();
-        let Some(tests) = check::find_tests(bridge, &folder, false).await? else {
+        let commit = commit.to_owned();
+        let evidence = check::run(bridge, &repository.name, commit, declared, start).await?;
+        if evidence.outcome == CheckOutcome::NoneDeclared {
             return Ok(None);
-        };
+        }
+        report.note(&format!("check: {}\n{}", evidence.outcome, evidence.tail));
+        Ok(Some(evidence))
+    }
+
+    /// Runs the repository's tests once: they fill caches that sessions start with. A failure does
+    /// not fail the build.
+    async fn run_tests(&self, bridge: &Bridge, limit: Duration) -> Result<(), EphemeralError> {
+        let Self { repository, report, .. } = *self;
+        let folder = repository.name.folder().path();
+        let Some(tests) = check::find_tests(bridge, &folder, false).await? else { return Ok(()) };
         report.progress(&format!("running {tests}"));
         let script = format!("{{ {tests}\n}} 2>&1");
         let command = checkout::command(&["/bin/sh", "-c", &script], &folder, millis(limit));
@@ -185,13 +274,14 @@ impl BuildSteps<'_> {
             true => report.note(&format!("{tests}: passed")),
             false => report.warn(format!("{tests} failed:\n{}", output.tail())),
         }
-        Ok(None)
+        Ok(())
     }
 }
 
 impl Prepared {
-    /// Stops the boot when the repository asks for an image other than `used`. An admin's choice
-    /// wins over the repository's, which wins over the default.
+    /// Stops the boot when the build has to start over: an earlier build cannot be continued, or
+    /// the repository asks for an image other than `used`. An admin's choice wins over the
+    /// repository's, which wins over the default.
     fn observe(
         &mut self,
         event: &EventBody,
@@ -203,12 +293,17 @@ impl Prepared {
                 self.package_manager.get_or_insert_with(|| manager.clone());
             }
             EventBody::RepositoryConfig { config, .. } => self.config = Some((**config).clone()),
+            EventBody::BootPhase { failure: Some(failure), .. } if failure.start_over => {
+                self.start_over = Some((failure.message.clone(), None));
+                return Err(EphemeralError::Other(failure.message.clone()));
+            }
             EventBody::BootPhase { phase: BootPhase::Install, failure: None, .. } => {
                 let declared = self.config.as_ref().and_then(|config| config.image.as_deref());
                 let wanted = chosen.or(declared).unwrap_or(default);
                 if wanted != used {
-                    self.other_image = Some(wanted.to_owned());
-                    return Err(EphemeralError::Other("another image".to_owned()));
+                    let why = ".harvest/config.toml".to_owned();
+                    self.start_over = Some((why.clone(), Some(wanted.to_owned())));
+                    return Err(EphemeralError::Other(why));
                 }
             }
             _ => {}
@@ -256,8 +351,8 @@ mod tests {
         };
         prepared.observe(&read, (chosen, "agents"), used).unwrap();
         let stopped = prepared.observe(&install, (chosen, "agents"), used);
-        assert_eq!(stopped.is_err(), prepared.other_image.is_some());
-        prepared.other_image
+        assert_eq!(stopped.is_err(), prepared.start_over.is_some());
+        prepared.start_over.and_then(|(_, image)| image)
     }
 
     #[test]

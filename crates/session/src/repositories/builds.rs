@@ -5,7 +5,8 @@
 use futures_util::stream::{self, BoxStream, StreamExt};
 use harvest_proto::{
     NetworkPolicy, RepositoryName, SandboxId, SnapshotId,
-    api::{BuildLine, BuildLog, BuildSummary, Repository},
+    api::{BuildLine, BuildLog, BuildRepository, BuildSummary, Repository},
+    bridge::Author,
 };
 use harvest_store::StoreError;
 use tokio::sync::mpsc;
@@ -13,6 +14,7 @@ use tokio::sync::mpsc;
 use super::{
     Repositories, RepositoryContext,
     build_report::BuildReport,
+    build_start::outdated,
     build_steps::{BuildSteps, PlannedBuild},
 };
 use crate::{
@@ -28,40 +30,59 @@ impl Repositories {
     /// The build continues when the stream is dropped.
     ///
     /// # Errors
-    /// When the repository does not exist or is already being built.
+    /// When the repository or branch does not exist, or it is already being built.
     pub async fn build(
         &self,
         name: &RepositoryName,
-        user: &str,
+        order: BuildRepository,
+        user: &Author,
     ) -> Result<BoxStream<'static, BuildLine>, SessionError> {
-        self.build_at(name, user, None).await
+        let repository = self.get(name).await?;
+        // The base's builds have no branch of their own.
+        let branch = order.branch.filter(|branch| Some(branch) != repository.base.as_ref());
+        if let Some(branch) = &branch {
+            self.check_branch(&repository, branch, user).await?;
+        }
+        let order = BuildRepository { branch, ..order };
+        self.begin_build(repository, order, &user.email, None).await
     }
 
-    /// As [`Repositories::build`], of the base's commit if that is known.
-    pub(super) async fn build_at(
+    /// Starts a build, of the branch's commit if that is known.
+    pub(super) async fn begin_build(
         &self,
-        name: &RepositoryName,
+        repository: Repository,
+        order: BuildRepository,
         user: &str,
         tip: Option<String>,
     ) -> Result<BoxStream<'static, BuildLine>, SessionError> {
-        let repository = self.get(name).await?;
+        let name = &repository.name;
         let (snapshot, sandbox) = (SnapshotId::random(), SandboxId::random());
         let SandboxContext { lease, provider, .. } = &*self.shared.sandboxes;
-        let begun = self
-            .shared
-            .store
-            .build_begin(*lease, name, &snapshot, (provider.name(), tip), now())
-            .await;
-        begun.map_err(|error| match error {
-            StoreError::Exists { .. } => SessionError::conflict(
-                "building",
-                format!("a build of `{name}` is already running"),
-                format!(
-                    "`harvest repo builds {name}` shows it; sessions start without it meanwhile"
-                ),
-            ),
-            other => other.into(),
-        })?;
+        loop {
+            let ended = self.shared.build_ended.notified();
+            tokio::pin!(ended);
+            // From here on the end of a build is not missed.
+            ended.as_mut().enable();
+            let begun = self.shared.store.build_begin(
+                *lease,
+                (name, order.branch.as_ref()),
+                &snapshot,
+                (provider.name(), tip.clone()),
+                now(),
+            );
+            match begun.await {
+                Ok(()) => break,
+                Err(StoreError::Exists { .. }) if order.wait => ended.await,
+                Err(StoreError::Exists { .. }) => {
+                    let hint = format!(
+                        "`harvest repo builds {name}` shows it; `repo build --wait` builds after it"
+                    );
+                    let what = format!("a build of `{name}` is already running");
+                    return Err(SessionError::conflict("building", what, hint));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
         let (progress, lines) = mpsc::unbounded_channel();
         // E-mail addresses are compared without case.
         let (repositories, user) = (self.clone(), user.to_lowercase());
@@ -69,9 +90,9 @@ impl Repositories {
             // The time limit starts once the build has a slot.
             let slot = repositories.shared.sandboxes.checks.acquire(&user).await;
             let report = BuildReport::new(progress);
-            let last =
-                build_and_publish(&repositories, &repository, &snapshot, sandbox, &report, slot)
-                    .await;
+            let planned = PlannedBuild { snapshot, sandbox, order };
+            let last = build_and_publish(&repositories, &repository, planned, &report, slot).await;
+            repositories.shared.build_ended.notify_waiters();
             report.end(last);
         });
         Ok(stream::unfold(lines, async |mut lines| lines.recv().await.map(|line| (line, lines)))
@@ -103,8 +124,7 @@ impl Repositories {
 async fn build_and_publish(
     repositories: &Repositories,
     repository: &Repository,
-    snapshot: &SnapshotId,
-    sandbox: SandboxId,
+    planned: PlannedBuild,
     report: &BuildReport,
     slot: CheckSlot,
 ) -> BuildLine {
@@ -112,7 +132,7 @@ async fn build_and_publish(
     let (store, lease) = (&shared.store, shared.sandboxes.lease);
     let limit = shared.sandboxes.timeouts.build;
     let timed_out = Err(EphemeralError::TimedOut { limit });
-    let planned = PlannedBuild { snapshot: snapshot.clone(), sandbox };
+    let snapshot = &planned.snapshot.clone();
     let steps = BuildSteps { repositories, repository, report };
     let built = tokio::time::timeout(limit, steps.run(planned)).await.unwrap_or(timed_out);
     drop(slot);
@@ -132,7 +152,7 @@ async fn build_and_publish(
     match store.build_publish(lease, &build, &report.log()).await {
         Ok(()) => {
             remove_outdated_builds(shared, &repository.name).await;
-            BuildLine::Built { build }
+            BuildLine::Built { build: Box::new(build) }
         }
         Err(error) => failed("store_failed", error_chain(&error)),
     }
@@ -141,7 +161,8 @@ async fn build_and_publish(
 /// Removes each snapshot before its row, so that the next build retries after a crash in between.
 async fn remove_outdated_builds(shared: &RepositoryContext, repository: &RepositoryName) {
     let Some(snapshots) = shared.sandboxes.provider.snapshots() else { return };
-    for snapshot in shared.store.build_outdated(repository).await.unwrap_or_default() {
+    let builds = shared.store.build_list(repository).await.unwrap_or_default();
+    for snapshot in outdated(&builds) {
         match snapshots.remove(&snapshot).await {
             Ok(()) => {
                 let _ = shared.store.build_forget(shared.sandboxes.lease, &snapshot).await;

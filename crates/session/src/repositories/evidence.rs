@@ -122,6 +122,8 @@ async fn gather(
 ) -> Result<Evidence, EphemeralError> {
     let shared = &repositories.shared;
     let PushedCommit { record, checkout, repository, commit } = work;
+    let base = checkout.base.as_ref();
+    let repository = &repositories.on_branch(repository.clone(), base).await.map_err(other)?;
     let from = repositories.origin(Some(repository), &record.session.agent).await?;
     let start = boot_start(&from);
     let pass = PassSpec::of_session(record, &shared.sandboxes.agents);

@@ -2,6 +2,7 @@
 //! (`builds`). Commits that a session has pushed are reviewed (`evidence`).
 
 mod build_report;
+mod build_start;
 mod build_steps;
 mod builds;
 pub(crate) mod check;
@@ -14,7 +15,9 @@ mod origin;
 mod pull_request_body;
 mod pull_request_verbs;
 mod pull_requests;
+mod refresh_images;
 mod schedule;
+mod state_caches;
 
 use std::sync::Arc;
 
@@ -27,6 +30,7 @@ use harvest_proto::{
     repository_address::{ADDRESS_FORMS, https_url},
 };
 use harvest_store::{Store, StoreError};
+use tokio::sync::Notify;
 
 use crate::{
     error::SessionError, monotonic_clock::MonotonicClock, removals::Removals,
@@ -70,6 +74,8 @@ pub(crate) struct RepositoryContext {
     pub(crate) news: ForgeNews,
     /// For the duration of builds.
     pub(crate) clock: MonotonicClock,
+    /// Notifies those that wait for the end of a build.
+    pub(crate) build_ended: Notify,
 }
 
 impl Repositories {

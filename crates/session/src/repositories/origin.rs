@@ -3,7 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use harvest_proto::{AgentName, SnapshotId, api::Repository, bridge::BootStart};
+use harvest_proto::{
+    AgentName, BranchName, RepositoryName, SnapshotId,
+    api::{Build, Repository},
+    bridge::BootStart,
+};
+use harvest_store::StoreError;
 
 use super::Repositories;
 use crate::sandboxes::{MissingObject, SandboxError, StartFrom};
@@ -15,6 +20,36 @@ pub const ALL_AGENTS: &str = "agents";
 const CLAUDE_ONLY: &str = "claude";
 
 impl Repositories {
+    /// The newest successful build of a branch, or else of the base.
+    pub(super) async fn newest_build(
+        &self,
+        name: &RepositoryName,
+        branch: Option<&BranchName>,
+    ) -> Result<Option<Build>, StoreError> {
+        let store = &self.shared.store;
+        match branch {
+            Some(_) => match store.build_newest(name, branch).await? {
+                None => store.build_newest(name, None).await,
+                of_branch => Ok(of_branch),
+            },
+            None => store.build_newest(name, None).await,
+        }
+    }
+
+    /// The repository with the build that sessions on this branch start from.
+    pub(crate) async fn on_branch(
+        &self,
+        repository: Repository,
+        branch: Option<&BranchName>,
+    ) -> Result<Repository, StoreError> {
+        let branch = branch.filter(|branch| Some(*branch) != repository.base.as_ref());
+        let build = match branch {
+            Some(_) => self.newest_build(&repository.name, branch).await?,
+            None => repository.build.clone(),
+        };
+        Ok(Repository { build, ..repository })
+    }
+
     /// What the sandbox of a session on `repository` starts from when it has no disk yet.
     pub(crate) async fn origin(
         &self,

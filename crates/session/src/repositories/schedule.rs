@@ -1,17 +1,20 @@
-//! The schedule: every half hour it looks at the base of each repository and builds what has moved.
-//! Looking asks the remote for one reference and starts no sandbox. A run that the server missed is
-//! run once, later. Paused by an admin, it stays so across restarts.
+//! The schedule: every half hour it looks at the images and at the base of each repository, and
+//! builds what has moved. Looking asks the remote for one reference and starts no process. A run
+//! that the server missed is run once, later. Paused by an admin, it stays so across restarts.
 
 use std::{sync::Arc, time::Duration};
 
 use futures_util::stream::{self, StreamExt};
 use harvest_proto::{
     RepositoryName, SecretOwner, Timestamp,
-    api::{BuildLine, BuildStatus, BuildSummary, Repository, RunStatus, Schedule, ScheduleRun},
+    api::{
+        BuildLine, BuildRepository, BuildStatus, BuildSummary, Repository, RunStatus, Schedule,
+        ScheduleRun,
+    },
 };
 use tokio::sync::Notify;
 
-use super::Repositories;
+use super::{Repositories, refresh_images::RefreshedImages};
 use crate::{error::SessionError, error_chain::error_chain, jobs::Job, tasks::Tasks, wall_clock};
 
 /// The user that scheduled builds count as when users take turns.
@@ -27,6 +30,9 @@ const PARALLEL: usize = 4;
 /// Builds of the same commit before it is left alone.
 const MAX_ATTEMPTS: usize = 3;
 const PAUSED: &str = "schedule_paused";
+/// When the work of once a day was last done.
+const DAILY: &str = "schedule_daily";
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The newest time at or before `now` at which a run is for.
 fn tick(now: Timestamp) -> Timestamp {
@@ -39,14 +45,18 @@ fn due(last: Timestamp, now: Timestamp) -> Option<Timestamp> {
     Some(tick(now)).filter(|tick| *tick > last)
 }
 
-/// Whether a repository with these builds, newest first, is to be built at this commit.
-fn needs_build(builds: &[BuildSummary], tip: &str) -> bool {
+/// Whether a repository with these builds, newest first, is to be built at this commit; or anyway,
+/// because it was built on another image.
+fn needs_build(builds: &[BuildSummary], tip: &str, other_image: bool) -> bool {
     let mut failed = 0;
     for build in builds {
+        if build.branch.is_some() && build.status != BuildStatus::Building {
+            continue;
+        }
         let same = build.commit.as_deref() == Some(tip);
         match build.status {
             BuildStatus::Building => return false,
-            BuildStatus::Ready => return !same && failed < MAX_ATTEMPTS,
+            BuildStatus::Ready => return (!same || other_image) && failed < MAX_ATTEMPTS,
             BuildStatus::Failed => failed += usize::from(same),
         }
     }
@@ -148,6 +158,19 @@ impl Repositories {
         self.schedule().await
     }
 
+    /// Whether the work of once a day is due; then it counts as done. A new home begins its first
+    /// day.
+    async fn daily_is_due(&self, now: Timestamp) -> Result<bool, SessionError> {
+        let last = self.shared.store.meta_get(DAILY).await?;
+        let last = last.and_then(|last| last.parse::<i64>().ok());
+        let day = i64::try_from(DAY.as_millis()).unwrap_or(i64::MAX);
+        if last.is_some_and(|last| (last..last.saturating_add(day)).contains(&now.as_millis())) {
+            return Ok(false);
+        }
+        self.shared.store.meta_set(DAILY, &now.as_millis().to_string()).await?;
+        Ok(last.is_some())
+    }
+
     pub(super) async fn is_paused(&self) -> Result<bool, SessionError> {
         Ok(self.shared.store.meta_get(PAUSED).await?.as_deref() == Some("true"))
     }
@@ -161,17 +184,31 @@ impl Repositories {
             ended: None,
             attempts: 0,
             image_rebuilt: false,
+            images: Vec::new(),
             rebuilt: Vec::new(),
             tail: String::new(),
         };
         store.schedule_begin(lease, &run).await?;
         let clock = self.shared.clock.now();
-        let mut lines = Vec::new();
+        let deadline = tokio::time::sleep(RUN_LIMIT);
+        tokio::pin!(deadline);
+        let daily = self.daily_is_due(now).await?;
+        let images = async {
+            let refreshed = self.refresh_images(daily).await;
+            if daily {
+                self.clear_state_caches().await;
+            }
+            refreshed
+        };
+        let refreshed = tokio::select! {
+            refreshed = images => refreshed,
+            () = &mut deadline => RefreshedImages::default(),
+        };
+        run.images = refreshed.rebuilt;
+        let mut lines = refreshed.failed;
         let repositories = self.list().await?;
         let mut outcomes =
             stream::iter(repositories).map(|one| self.refresh(one)).buffer_unordered(PARALLEL);
-        let deadline = tokio::time::sleep(RUN_LIMIT);
-        tokio::pin!(deadline);
         loop {
             let outcome = tokio::select! {
                 outcome = outcomes.next() => outcome,
@@ -194,7 +231,7 @@ impl Repositories {
             }
         }
         run.rebuilt.sort();
-        run.image_rebuilt = !run.rebuilt.is_empty();
+        run.image_rebuilt = !run.rebuilt.is_empty() || !run.images.is_empty();
         run.status = if lines.is_empty() { RunStatus::Success } else { RunStatus::Failed };
         run.tail = lines.join("\n");
         run.ended = Some(now.after(self.shared.clock.now().since(clock)));
@@ -202,25 +239,37 @@ impl Repositories {
         Ok(run)
     }
 
+    /// The commit of a repository's base; `None` when the remote does not answer.
+    async fn tip(&self, repository: &Repository) -> Option<Option<String>> {
+        let base = repository.base.as_ref();
+        let access = self.git_access(repository, None);
+        if let Some(tip) = self.shared.forge.tip(&access.url, base) {
+            return Some(tip);
+        }
+        // No user asks: a user's token is not used.
+        let owners = [SecretOwner::Repository(repository.name.clone()), SecretOwner::Global];
+        self.shared.sandboxes.doors.tip(&access, &owners, base).await
+    }
+
     /// Looks at a repository, and builds it if it has moved.
     pub(super) async fn refresh(&self, repository: Repository) -> Outcome {
         let name = repository.name.clone();
         let failed = |why: String, built| Outcome::Failed { name: name.clone(), why, built };
-        let access = self.git_access(&repository, None);
-        // No user asks: a user's token is not used.
-        let owners = [SecretOwner::Repository(name.clone()), SecretOwner::Global];
-        let tip = self.shared.sandboxes.doors.tip(&access, &owners, repository.base.as_ref()).await;
+        let tip = self.tip(&repository).await;
         let Some(tip) = tip else { return failed("cannot reach its remote".to_owned(), false) };
         let Some(tip) = tip else { return failed("its base does not exist".to_owned(), false) };
         match self.shared.store.build_list(&name).await {
-            Ok(builds) if !needs_build(&builds, &tip) => return Outcome::Unchanged,
+            Ok(builds) if !needs_build(&builds, &tip, self.has_other_image(&repository).await) => {
+                return Outcome::Unchanged;
+            }
             Ok(_) => {}
             Err(error) => return failed(error_chain(&error), false),
         }
-        let mut lines = match self.build_at(&name, USER, Some(tip)).await {
-            Ok(lines) => lines,
-            Err(error) => return failed(error_chain(&error), false),
-        };
+        let mut lines =
+            match self.begin_build(repository, BuildRepository::default(), USER, Some(tip)).await {
+                Ok(lines) => lines,
+                Err(error) => return failed(error_chain(&error), false),
+            };
         while let Some(line) = lines.next().await {
             match line {
                 BuildLine::Built { .. } => return Outcome::Built(name),
@@ -268,6 +317,7 @@ mod tests {
             snapshot_id: SnapshotId::random(),
             status,
             commit: Some(commit.to_owned()),
+            branch: None,
             package_manager: None,
             error: None,
             millis: None,
@@ -275,9 +325,13 @@ mod tests {
             ended_at: None,
         };
         let (ready, failed) = (BuildStatus::Ready, BuildStatus::Failed);
+        let needs_build = |builds: &[BuildSummary], tip| super::needs_build(builds, tip, false);
         assert!(needs_build(&[], "b"));
         assert!(needs_build(&[build(ready, "a")], "b"));
         assert!(!needs_build(&[build(ready, "b"), build(ready, "a")], "b"));
+        assert!(super::needs_build(&[build(ready, "b")], "b", true), "on another image");
+        let branch = BuildSummary { branch: "x".parse().ok(), ..build(ready, "b") };
+        assert!(needs_build(&[branch, build(ready, "a")], "b"), "of another branch");
         assert!(!needs_build(&[build(BuildStatus::Building, "a")], "b"));
         let failures = |count| {
             let mut builds = vec![build(failed, "b"); count];

@@ -100,7 +100,13 @@ impl Sessions {
         first_writes.extend(writes.into_iter().chain(allow).chain(secrets));
         first_writes.extend(warning);
         let known = match wanted.first() {
-            Some(first) => self.known_repository(first).await?,
+            Some(first) => match self.known_repository(first).await? {
+                Some(known) => {
+                    let repositories = &self.shared.repositories;
+                    Some(repositories.on_branch(known, first.base.as_ref()).await?)
+                }
+                None => None,
+            },
             None => None,
         };
         let declared = known.as_ref().and_then(|one| one.build.as_ref()?.config.as_ref());

@@ -85,7 +85,8 @@ async fn build_counts_for_its_repository() {
     let harness = Harness::new().await;
     let lease = harness.lease().await;
     let parts = harness.serve_parts(lease).await;
-    let lines = parts.repositories.build(&demo(), &ada().email).await.unwrap();
+    let lines =
+        parts.repositories.build(&demo(), BuildRepository::default(), &ada()).await.unwrap();
     let _lines: Vec<_> = lines.collect().await;
     let [(name, millis)] = &cpu(&parts.sessions, SpendingScope::Repository).await[..] else {
         panic!("one repository")

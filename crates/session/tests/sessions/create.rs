@@ -395,3 +395,17 @@ async fn small_image_is_used_until_agents_is_built() {
     assert_eq!(refused.code(), "image_missing");
     assert_eq!(refused.hint().unwrap(), "`harvest image build claude` builds it");
 }
+
+#[tokio::test]
+async fn missing_state_volume_is_an_event() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    harness.fake.set_warnings(&["without /mnt/state: no space left"]);
+    let id = harness.session(&sessions, Some("hello")).await.id;
+    let warned = |event: &Event| match &event.body {
+        EventBody::Warning { message } => message.contains("without /mnt/state"),
+        _ => false,
+    };
+    until(&sessions, &id, warned).await;
+    until_state(&sessions, &id, SessionState::Idle).await;
+}

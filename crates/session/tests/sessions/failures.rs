@@ -136,7 +136,7 @@ async fn close_removes_sandbox_of_running_build() {
     let ServerParts { repositories, sessions, .. } =
         harness.serve_parts(harness.lease().await).await;
     harness.fake.set_boot_hanging();
-    let _build = repositories.build(&demo(), &ada().email).await.unwrap();
+    let _build = repositories.build(&demo(), BuildRepository::default(), &ada()).await.unwrap();
     let started = async {
         while harness.fake.sandboxes().is_empty() {
             tokio::task::yield_now().await;
@@ -162,7 +162,9 @@ async fn builds_of_one_user_leave_a_slot() {
         let url = format!("https://example.org/me/{name}.git");
         let added =
             repositories.add(AddRepository { url, ..AddRepository::default() }, &ada()).await;
-        builds.push(repositories.build(&added.unwrap().name, user).await.unwrap());
+        let user = Author { name: "Ada".into(), email: user.into() };
+        let (name, order) = (added.unwrap().name, BuildRepository::default());
+        builds.push(repositories.build(&name, order, &user).await.unwrap());
     }
     eventually("two users build", || harness.fake.created().len() == 2).await;
     sessions.close().await;
@@ -242,8 +244,13 @@ async fn build_reports_refused_connections() {
     let harness = Harness::new().await;
     // The build stops with the last handle of the sessions.
     let parts = harness.serve_parts(harness.lease().await).await;
-    let lines: Vec<harvest_proto::api::BuildLine> =
-        parts.repositories.build(&demo(), &ada().email).await.unwrap().collect().await;
+    let lines: Vec<harvest_proto::api::BuildLine> = parts
+        .repositories
+        .build(&demo(), BuildRepository::default(), &ada())
+        .await
+        .unwrap()
+        .collect()
+        .await;
     let refused = |line: &harvest_proto::api::BuildLine| matches!(line, harvest_proto::api::BuildLine::EgressRefused { name, .. } if name == "example.org");
     assert!(lines.iter().any(refused), "{lines:?}");
 }
@@ -254,8 +261,13 @@ async fn repository_keeps_last_two_builds() {
     let parts = harness.serve_parts(harness.lease().await).await;
     let mut built = Vec::new();
     for _ in 0..4 {
-        let lines: Vec<harvest_proto::api::BuildLine> =
-            parts.repositories.build(&demo(), &ada().email).await.unwrap().collect().await;
+        let lines: Vec<harvest_proto::api::BuildLine> = parts
+            .repositories
+            .build(&demo(), BuildRepository::default(), &ada())
+            .await
+            .unwrap()
+            .collect()
+            .await;
         let Some(harvest_proto::api::BuildLine::Built { build }) = lines.last() else {
             panic!("{lines:?}")
         };

@@ -205,7 +205,12 @@ async fn removed_repository_loses_builds_and_state() {
     let harness = Harness::new().await;
     let ServerParts { repositories, sessions, .. } =
         harness.serve_parts(harness.lease().await).await;
-    let _lines: Vec<_> = repositories.build(&demo(), &ada().email).await.unwrap().collect().await;
+    let _lines: Vec<_> = repositories
+        .build(&demo(), BuildRepository::default(), &ada())
+        .await
+        .unwrap()
+        .collect()
+        .await;
     assert_eq!(harness.fake.snapshots_taken().len(), 1);
     harness.fake.set_failing(FakeOp::SnapshotRemove, true);
     repositories.delete(&demo()).await.unwrap();

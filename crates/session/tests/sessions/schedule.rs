@@ -2,8 +2,11 @@
 
 use super::*;
 
-use harvest_proto::api::RunStatus;
-use harvest_session::Repositories;
+use harvest_proto::api::{CreateImage, ImageSource, RunStatus};
+use harvest_session::{
+    Repositories,
+    sandboxes::{SandboxProvider as _, StateVolume},
+};
 
 fn minutes(minutes: i64) -> Timestamp {
     Timestamp::from_millis(minutes * 60_000)
@@ -82,4 +85,53 @@ async fn unreachable_remote_fails_only_its_run() {
     assert_eq!(run.status, RunStatus::Failed);
     assert!(run.tail.contains("local/demo"), "{}", run.tail);
     assert_eq!((run.attempts, built(repositories).await), (0, 0));
+}
+
+#[tokio::test]
+async fn rebuilt_image_rebuilds_its_repositories() {
+    let harness = Harness::new().await;
+    let parts = harness.serve_parts(harness.lease().await).await;
+    let repositories = &parts.repositories;
+    let host = harness.fake.host().unwrap();
+    let make = async || {
+        let from = ImageSource::Recipe("agents".to_owned());
+        let order =
+            CreateImage { from, name: None, force: true, host_network: false, max_bytes: None };
+        let _lines: Vec<_> = host.image_make(order).await.unwrap().collect().await;
+    };
+    make().await;
+    set_tip(&harness, "c0ffee");
+    repositories.schedule_run().await.unwrap();
+    let first = repositories.get(&demo()).await.unwrap().build.unwrap();
+    set_tip(&harness, &first.commit);
+    assert_eq!(repositories.schedule_run().await.unwrap().attempts, 0);
+    host.image_delete("agents").await.unwrap();
+    make().await;
+    assert_eq!(repositories.schedule_run().await.unwrap().rebuilt, [demo()]);
+    let second = repositories.get(&demo()).await.unwrap().build.unwrap();
+    assert_ne!(first.image_id, second.image_id);
+    assert_eq!(second.layers, 1, "it begins with the image");
+    assert_eq!(repositories.schedule_run().await.unwrap().attempts, 0);
+}
+
+#[tokio::test]
+async fn caches_are_cleared_once_a_day() {
+    let harness = Harness::new().await;
+    let parts = harness.serve_parts(harness.lease().await).await;
+    let repositories = &parts.repositories;
+    set_tip(&harness, "");
+    harness.fake.add_state(&demo());
+    let cleared = |harness: &Harness| {
+        let state = Some(StateVolume::Repository(demo()));
+        harness.fake.created().iter().filter(|spec| spec.state == state).count()
+    };
+    let mut counts = Vec::new();
+    for day in 0..4 {
+        for run in [30, 60] {
+            repositories.run_due(minutes(0), minutes(day * 24 * 60 + run)).await.unwrap();
+        }
+        counts.push(cleared(&harness));
+    }
+    assert_eq!(counts, [0, 1, 2, 3], "a new home begins its first day");
+    assert!(harness.fake.sandboxes().is_empty());
 }

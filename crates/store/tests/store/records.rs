@@ -22,6 +22,7 @@ on_both! {
     idempotency_key_expires,
     names_are_unique,
     one_build_per_repository_at_a_time,
+    builds_of_branches_are_kept_apart,
     sessions_list_repositories_with_newest_builds,
     narrow_reads_agree_with_the_session,
     session_pages_cover_all_sessions_once,
@@ -187,14 +188,18 @@ async fn one_build_per_repository_at_a_time(test: TestStore) {
     store.repository_insert(&repository("o/r")).await.unwrap();
     let (one, two) = (SnapshotId::random(), SnapshotId::random());
     let name = &"o/r".parse().unwrap();
-    store.build_begin(lease, name, &one, ("local", None), NOW).await.unwrap();
-    let second = store.build_begin(lease, name, &two, ("local", None), NOW).await;
+    store.build_begin(lease, (name, None), &one, ("local", None), NOW).await.unwrap();
+    let second = store.build_begin(lease, (name, None), &two, ("local", None), NOW).await;
     assert!(matches!(second, Err(StoreError::Exists { .. })));
     let build = Build {
         snapshot_id: one.clone(),
         provider: "local".into(),
         commit: "c".into(),
         config: None,
+        branch: None,
+        image: "agents".into(),
+        image_id: None,
+        layers: 1,
         package_manager: Some("npm".into()),
         check: None,
         millis: 5,
@@ -205,7 +210,7 @@ async fn one_build_per_repository_at_a_time(test: TestStore) {
         store.build_publish(lease, &build, "").await,
         Err(StoreError::NotFound { .. })
     ));
-    store.build_begin(lease, name, &two, ("local", None), NOW).await.unwrap();
+    store.build_begin(lease, (name, None), &two, ("local", None), NOW).await.unwrap();
     assert_eq!(store.build_unfinished().await.unwrap(), std::slice::from_ref(&two));
     store.build_fail(lease, &two, ("no", "npm ci"), NOW).await.unwrap();
     let log = store.build_log(name, &two).await.unwrap();
@@ -224,6 +229,39 @@ async fn one_build_per_repository_at_a_time(test: TestStore) {
     );
 }
 
+async fn builds_of_branches_are_kept_apart(test: TestStore) {
+    let (store, lease) = (&test.store, test.lease);
+    store.repository_insert(&repository("o/r")).await.unwrap();
+    let name = &"o/r".parse().unwrap();
+    let next: harvest_proto::BranchName = "next".parse().unwrap();
+    for (branch, commit) in [(None, "base"), (Some(&next), "of next")] {
+        let snapshot = SnapshotId::random();
+        store.build_begin(lease, (name, branch), &snapshot, ("local", None), NOW).await.unwrap();
+        let build = Build {
+            snapshot_id: snapshot,
+            provider: "local".into(),
+            commit: commit.into(),
+            config: None,
+            branch: branch.cloned(),
+            image: "agents".into(),
+            image_id: None,
+            layers: 3,
+            package_manager: None,
+            check: None,
+            millis: 5,
+            built_at: NOW,
+        };
+        store.build_publish(lease, &build, "").await.unwrap();
+        assert_eq!(store.build_newest(name, branch).await.unwrap(), Some(build));
+    }
+    let other = "other".parse().unwrap();
+    assert_eq!(store.build_newest(name, Some(&other)).await.unwrap(), None);
+    let newest = store.repository_get(name).await.unwrap().build.unwrap();
+    assert_eq!(newest.commit, "base", "sessions without a branch start from the base");
+    let listed = store.build_list(name).await.unwrap();
+    assert_eq!(listed.iter().filter(|build| build.branch == Some(next.clone())).count(), 1);
+}
+
 async fn sessions_list_repositories_with_newest_builds(test: TestStore) {
     let (store, lease) = (&test.store, test.lease);
     for name in ["o/s", "o/r", "o/other"] {
@@ -234,7 +272,7 @@ async fn sessions_list_repositories_with_newest_builds(test: TestStore) {
     for (name, commit, at) in [("o/s", "old", 1), ("o/s", "new", 2), ("o/other", "x", 3)] {
         let (snapshot, built_at) = (SnapshotId::random(), Timestamp::from_millis(at));
         store
-            .build_begin(lease, &name.parse().unwrap(), &snapshot, ("local", None), NOW)
+            .build_begin(lease, (&name.parse().unwrap(), None), &snapshot, ("local", None), NOW)
             .await
             .unwrap();
         let build = Build {
@@ -242,6 +280,10 @@ async fn sessions_list_repositories_with_newest_builds(test: TestStore) {
             provider: "local".into(),
             commit: commit.into(),
             config: None,
+            branch: None,
+            image: "agents".into(),
+            image_id: None,
+            layers: 1,
             package_manager: None,
             check: None,
             millis: 5,

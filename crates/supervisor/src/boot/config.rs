@@ -26,14 +26,17 @@ use crate::{
 const KEPT: &str = ".local/state/harvest/repositories";
 
 impl BootRunner {
-    /// Applies the variables of the repositories that the disk has from an earlier boot.
-    pub(super) fn apply_kept_env(&self, boot: &Boot, user: &User) {
+    /// Applies what the disk has of the repositories' files from an earlier boot.
+    pub(super) fn apply_kept(&self, boot: &Boot, user: &User) {
         for checkout in &boot.repositories {
             let text = files::read_small(&kept(&self.sandbox, checkout, user, "json"), user);
             let text = text.ok().flatten().filter(|text| text.len() <= 4 * MAX_CONFIG_BYTES);
             let config = text.and_then(|text| serde_json::from_str(&text).ok());
-            let RepositoryConfig { env, .. } = config.unwrap_or_default();
+            let RepositoryConfig { env, setup, .. } = config.unwrap_or_default();
             self.apply_env(env);
+            // No packages: root would install what the agent wrote here.
+            let config = RepositoryConfig { setup, ..RepositoryConfig::default() };
+            self.configs.borrow_mut().insert(checkout.folder.clone(), config);
         }
     }
 

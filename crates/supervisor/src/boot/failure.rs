@@ -19,7 +19,7 @@ impl PhaseError {
     }
 
     fn new(message: String, permanent: bool) -> Self {
-        Self { failure: BootFailure { message, permanent }, tail: None }
+        Self { failure: BootFailure { message, permanent, start_over: false }, tail: None }
     }
 
     pub(super) fn with_tail(self, tail: String) -> Self {
@@ -43,6 +43,12 @@ impl PhaseError {
     /// The repository's own file: it is broken again.
     pub(super) fn of_config(repository: &RepositoryName) -> Self {
         Self::new(format!("{CONFIG_FILE} of {repository} cannot be used"), true)
+    }
+
+    /// A build that cannot continue an earlier one.
+    pub(super) fn start_over(why: &str) -> Self {
+        let failure = BootFailure { message: why.to_owned(), permanent: false, start_over: true };
+        Self { failure, tail: None }
     }
 
     /// A package manager that failed; the registry may recover.
@@ -135,7 +141,7 @@ mod tests {
             (Exit::Signal(9), "killed by signal 9"),
             (Exit::Oom, "killed by the memory limit"),
         ] {
-            let BootFailure { message, permanent } =
+            let BootFailure { message, permanent, .. } =
                 PhaseError::of_hook(".harvest/setup.sh", exit).failure;
             assert_eq!(message, format!(".harvest/setup.sh failed ({how})"));
             assert!(permanent);

@@ -23,7 +23,7 @@ impl Git<'_> {
         match (start, &checkout.branch) {
             (BootStart::Restore, _) => true,
             (BootStart::Image, Some(branch)) => self.begin_branch(&folder, checkout, branch).await,
-            (BootStart::Image | BootStart::Fresh | BootStart::Build, _) => false,
+            (_, _) => false,
         }
     }
 

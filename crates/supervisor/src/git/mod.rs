@@ -164,6 +164,12 @@ impl Git<'_> {
         rules::enforce(Path::new(&self.folder(&checkout.folder)), self.user)
     }
 
+    /// The commit that is checked out.
+    pub(crate) async fn commit(&self, checkout: &Checkout) -> Option<String> {
+        let folder = self.folder(&checkout.folder);
+        if has_repository(&folder) { self.head(&folder).await } else { None }
+    }
+
     /// Brings a checkout into the state that `start` requires.
     pub(crate) async fn sync(
         &self,
@@ -199,7 +205,9 @@ impl Git<'_> {
             self.clone(&workspace, checkout, start).await?;
             return Ok(Synced::Cloned);
         }
-        self.fetch(&folder, checkout).await?;
+        // The base may have been replaced: its history stays out, as in a clone.
+        let depth: &[&str] = if start == BootStart::Rebuild { &["--depth", "1"] } else { &[] };
+        self.fetch_with(&folder, checkout, depth).await?;
         self.check_out(&folder, checkout, start).await?;
         Ok(Synced::UpToDate)
     }
@@ -233,10 +241,19 @@ impl Git<'_> {
 
     /// Fetches the base and the session's branch.
     async fn fetch(&self, folder: &str, checkout: &Checkout) -> Result<(), String> {
+        self.fetch_with(folder, checkout, &[]).await
+    }
+
+    async fn fetch_with(
+        &self,
+        folder: &str,
+        checkout: &Checkout,
+        options: &[&str],
+    ) -> Result<(), String> {
         self.set_origin(folder, &checkout.remote).await?;
         let own = checkout.branch.as_deref();
         if let Some(base) = &checkout.base {
-            return self.fetch_branches(folder, Some(base), own).await;
+            return self.fetch_branches(folder, Some(base), own, options).await;
         }
         // The remote's default branch may have changed. Queried in parallel, because it takes as
         // long as a fetch without changes.
@@ -244,7 +261,7 @@ impl Git<'_> {
         let head = ["ls-remote", "--symref", "origin", "HEAD"];
         let head = self.run_for(NETWORK_TIMEOUT, folder, &head);
         let (fetched, head) =
-            tokio::join!(self.fetch_branches(folder, known.as_deref(), own), head);
+            tokio::join!(self.fetch_branches(folder, known.as_deref(), own, options), head);
         // Without an answer the old value stays.
         let Ok(head) = head else { return fetched };
         let Some(branch) = symref_branch(&head) else {
@@ -254,7 +271,7 @@ impl Git<'_> {
         if known.as_deref() == Some(branch) {
             return fetched;
         }
-        self.fetch_branches(folder, Some(branch), own).await?;
+        self.fetch_branches(folder, Some(branch), own, options).await?;
         let origin = format!("refs/remotes/origin/{branch}");
         self.run(folder, &["symbolic-ref", "refs/remotes/origin/HEAD", &origin]).await.map(drop)
     }
@@ -264,12 +281,15 @@ impl Git<'_> {
         folder: &str,
         base: Option<&str>,
         own: Option<&str>,
+        options: &[&str],
     ) -> Result<(), String> {
         let base = base.map(|base| format!("+refs/heads/{base}:refs/remotes/origin/{base}"));
         // A pattern, because the session may not have pushed its branch: git takes a missing
         // branch for an error, and a pattern without a match for none.
         let own = own.map(|own| format!("+refs/heads/{own}*:refs/remotes/origin/{own}*"));
-        let mut arguments = vec!["fetch", "--quiet", "--prune", "origin"];
+        let mut arguments = vec!["fetch", "--quiet", "--prune"];
+        arguments.extend(options);
+        arguments.push("origin");
         arguments.extend(base.iter().chain(&own).map(String::as_str));
         if base.is_none() && own.is_none() {
             return Ok(());

@@ -68,6 +68,19 @@ pub(crate) struct InstallCommand {
     pub(super) as_root: bool,
     /// A build fails if it fails.
     pub(super) required: bool,
+    /// What the command does.
+    pub(super) purpose: Purpose,
+}
+
+/// What a command does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// Chooses the version of a language; part of the title is what the project asks for.
+    Pin,
+    /// Installs dependencies, or a tool that does.
+    Install,
+    /// Builds the project itself, also when its dependencies have not moved.
+    Build,
 }
 
 /// The commands for the projects of a checkout, in order. A project below one of the same language
@@ -99,6 +112,7 @@ pub(super) fn commands(projects: &[Project], building: bool) -> Vec<InstallComma
         Some(project) if seen.is_empty() && building => {
             let mut list = CommandList { project, building, commands: Vec::new() };
             list.plain("make", &["make"], false);
+            list.purpose(Purpose::Build);
             list.commands
         }
         _ => commands,
@@ -115,7 +129,15 @@ pub(super) fn packages(names: &[String]) -> Option<InstallCommand> {
         argv: words.into_iter().chain(names.iter().cloned()).collect(),
         as_root: true,
         required: true,
+        purpose: Purpose::Install,
     })
+}
+
+/// The versions of languages that the projects ask for.
+pub(super) fn pins(projects: &[Project]) -> Vec<(String, String)> {
+    let commands = commands(projects, true).into_iter();
+    let pins = commands.filter(|command| command.purpose == Purpose::Pin);
+    pins.map(|command| (command.folder, command.title)).collect()
 }
 
 fn is_below(project: &Project, above: &str) -> bool {
@@ -201,7 +223,15 @@ impl CommandList<'_> {
             argv: words.map(str::to_owned).collect(),
             as_root: false,
             required,
+            purpose: Purpose::Install,
         });
+    }
+
+    /// Sets the purpose of the last command.
+    fn purpose(&mut self, purpose: Purpose) {
+        if let Some(last) = self.commands.last_mut() {
+            last.purpose = purpose;
+        }
     }
 
     fn node(&mut self) {
@@ -213,6 +243,7 @@ impl CommandList<'_> {
         let name = manager.program;
         if let Some(range) = node_range(project, &package) {
             self.script(name, (format!("node {range}"), USE_NODE), &[&range], false);
+            self.purpose(Purpose::Pin);
         }
         if let Some(package) = &manager.installed_from {
             let title = format!("npm install --global {package}");
@@ -221,6 +252,7 @@ impl CommandList<'_> {
         self.plain(name, manager.install, true);
         if self.building && package["scripts"]["build"].is_string() {
             self.plain(name, &[name, "run", "build"], false);
+            self.purpose(Purpose::Build);
         }
     }
 
@@ -234,6 +266,7 @@ impl CommandList<'_> {
         };
         if let Some(range) = python_range(project) {
             self.script(manager, (format!("python {range}"), CHECK_PYTHON), &[&range], false);
+            self.purpose(Purpose::Pin);
         }
         if manager == "uv" {
             return self.plain("uv", &["uv", "sync", "--frozen"], true);
@@ -262,6 +295,7 @@ impl CommandList<'_> {
         self.plain("cargo", &words("fetch"), false);
         if self.building {
             self.plain("cargo", &words("build"), false);
+            self.purpose(Purpose::Build);
         }
     }
 }
@@ -541,6 +575,24 @@ mod tests {
         let root: Vec<_> = commands.iter().filter(|command| command.as_root).collect();
         assert_eq!(root.len(), 1);
         assert_eq!(root[0].title, "apt-get install cargo");
+    }
+
+    #[test]
+    fn pins_are_those_of_every_project() {
+        let node = [("package.json", "{}"), (".nvmrc", "20")];
+        let python = [("pyproject.toml", "[project]\nrequires-python = \">=3.11\"\n")];
+        let projects = [project("", &node), project("api", &python)];
+        let pin = |folder: &str, title: &str| (folder.to_owned(), title.to_owned());
+        assert_eq!(pins(&projects), [pin("", "node 20"), pin("api", "python >=3.11")]);
+    }
+
+    #[test]
+    fn only_project_builds_run_without_moved_dependencies() {
+        let package = ("package.json", r#"{"scripts": {"build": "tsc"}}"#);
+        let files = [package, (".nvmrc", "20"), ("Cargo.toml", ""), ("Cargo.lock", "")];
+        let mut built = commands(&[project("", &files)], true);
+        built.retain(|command| command.purpose == Purpose::Build);
+        assert_eq!(titles(&built), ["npm run build", "cargo build --locked"]);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use harvest_proto::{
     json, redact,
 };
 
-use self::detect::Project;
+use self::detect::{Project, Purpose};
 pub(crate) use self::{
     config::{CONFIG_FILE, MAX_CONFIG_BYTES, parse as parse_config},
     detect::InstallCommand,
@@ -54,23 +54,38 @@ const SKIPPED: [&str; 14] = [
     "tests",
 ];
 
-/// The commands for a checkout, with the access of this user. Debian packages come first.
-pub(crate) fn commands(
-    sandbox: &Sandbox,
-    checkout: &Checkout,
-    user: &User,
-    packages: &[String],
-    building: bool,
-) -> Vec<InstallCommand> {
-    let root = format!("{}/{}", sandbox.workspace(), checkout.folder);
-    let mut projects = vec![read_project(Path::new(&root), String::new(), user)];
-    for name in folders(Path::new(&root)) {
-        projects.push(read_project(&Path::new(&root).join(&name), name, user));
+/// The projects of a checkout, with the access of this user.
+pub(crate) struct Projects(Vec<Project>);
+
+impl Projects {
+    pub(crate) fn read(sandbox: &Sandbox, checkout: &Checkout, user: &User) -> Self {
+        let root = format!("{}/{}", sandbox.workspace(), checkout.folder);
+        let mut projects = vec![read_project(Path::new(&root), String::new(), user)];
+        for name in folders(Path::new(&root)) {
+            projects.push(read_project(&Path::new(&root).join(&name), name, user));
+        }
+        projects.retain(|project| !project.files.is_empty());
+        Self(projects)
     }
-    projects.retain(|project| !project.files.is_empty());
-    let mut commands: Vec<_> = detect::packages(packages).into_iter().collect();
-    commands.extend(detect::commands(&projects, building));
-    commands
+
+    /// The versions of languages that they ask for, by folder.
+    pub(crate) fn pins(&self) -> Vec<(String, String)> {
+        detect::pins(&self.0)
+    }
+
+    /// The commands that prepare them. Debian packages come first.
+    pub(crate) fn commands(&self, packages: &[String], building: bool) -> Vec<InstallCommand> {
+        let mut commands: Vec<_> = detect::packages(packages).into_iter().collect();
+        commands.extend(detect::commands(&self.0, building));
+        commands
+    }
+
+    /// The commands that remain when no dependency has moved since an earlier build.
+    pub(crate) fn build_commands(&self) -> Vec<InstallCommand> {
+        let mut commands = detect::commands(&self.0, true);
+        commands.retain(|command| command.purpose == Purpose::Build);
+        commands
+    }
 }
 
 /// Patterns of git for the files that decide what is installed.

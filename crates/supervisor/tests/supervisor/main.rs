@@ -14,6 +14,7 @@ mod file_access;
 mod git_requests;
 mod git_rules;
 mod harness;
+mod rebuilds;
 mod repository_config;
 mod restarts;
 mod rpc_agents;

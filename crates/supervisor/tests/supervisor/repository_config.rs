@@ -20,7 +20,7 @@ fn config_of(client: &mut Client) -> harvest_proto::api::RepositoryConfig {
 }
 
 #[test]
-fn build_follows_the_file_and_later_boots_keep_its_env() {
+fn build_follows_file_and_later_boots_keep_env() {
     let sandbox = Sandbox::start();
     let boot = sandbox.boot(BootStart::Build, &[(".harvest/config.toml", CONFIG)]);
     let mut owner = sandbox.owner(1, 0);
@@ -65,7 +65,7 @@ fn broken_file_fails_a_build_with_its_line() {
 }
 
 #[test]
-fn broken_file_is_a_warning_at_a_cold_start() {
+fn broken_file_is_a_warning_at_cold_start() {
     let sandbox = Sandbox::start();
     let boot = sandbox.boot(BootStart::Fresh, &[(".harvest/config.toml", "ports = [0]\n")]);
     let mut owner = sandbox.owner(1, 0);

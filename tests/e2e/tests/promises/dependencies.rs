@@ -114,6 +114,81 @@ async fn build_installs_dependencies_of_every_kind() {
     assert!(!installs, "a session that starts from a build installs nothing");
 }
 
+/// Builds a repository. Returns what was printed, and the build.
+fn rebuild(host: &Host, arguments: &[&str]) -> (String, serde_json::Value) {
+    let built = host.harvest([&["repo", "build", "shop"], arguments].concat());
+    assert_eq!(built.code, 0, "{built:?}");
+    let shown = host.harvest(["repo", "show", "shop", "--json"]).stdout;
+    (built.stderr, serde_json::from_str::<serde_json::Value>(&shown).unwrap()["build"].clone())
+}
+
+#[tokio::test]
+async fn rebuild_installs_only_what_a_lockfile_moved() {
+    let host = Host::start().await;
+    let ignored = (".gitignore", "node_modules\nbuilt\n");
+    let package = PACKAGE.replace(r#""engines": {"node": "20.x"},"#, "");
+    let files = [("package.json", &*package), ("package-lock.json", PACKAGE_LOCK), ignored];
+    add(&host, "shop", &files);
+    let (printed, first) = rebuild(&host, &[]);
+    assert!(printed.contains("✓ npm ci"), "{printed}");
+    assert_eq!(first["layers"], json!(1));
+
+    let folder = host.home().join("sources/shop");
+    commit(&folder, &[("README.md", "new\n")]);
+    assert_eq!(host.harvest(["repo", "add", folder.to_str().unwrap()]).code, 0);
+    let (printed, second) = rebuild(&host, &[]);
+    assert!(!printed.contains("npm ci") && printed.contains("✓ npm run build"), "{printed}");
+    assert_eq!((&second["layers"], &second["package_manager"]), (&json!(2), &json!("npm")));
+
+    commit(&folder, &[("package-lock.json", &PACKAGE_LOCK.replace("1.0.0", "1.0.1"))]);
+    assert_eq!(host.harvest(["repo", "add", folder.to_str().unwrap()]).code, 0);
+    let (printed, third) = rebuild(&host, &[]);
+    assert!(printed.contains("✓ npm ci"), "{printed}");
+    assert_eq!(third["layers"], json!(3));
+
+    commit(&folder, &[(".nvmrc", "20\n")]);
+    assert_eq!(host.harvest(["repo", "add", folder.to_str().unwrap()]).code, 0);
+    let (printed, fourth) = rebuild(&host, &[]);
+    assert!(printed.contains("a pinned version of Node or Python moved"), "{printed}");
+    assert_eq!(fourth["layers"], json!(1));
+    assert_eq!(rebuild(&host, &["--force"]).1["layers"], json!(1));
+}
+
+#[tokio::test]
+async fn build_of_a_branch_prints_its_result() {
+    let host = Host::start().await;
+    add(&host, "shop", &[("file", "base\n")]);
+    let folder = host.home().join("sources/shop");
+    let git = |arguments: &[&str]| {
+        assert!(
+            Command::new("git").args(arguments).current_dir(&folder).status().unwrap().success()
+        );
+    };
+    git(&["checkout", "-q", "-b", "next"]);
+    commit(&folder, &[("file", "next\n")]);
+    assert_eq!(host.harvest(["repo", "add", folder.to_str().unwrap()]).code, 0);
+    git(&["checkout", "-q", "main"]);
+    assert_eq!(host.harvest(["repo", "set", "shop", "--base", "main"]).code, 0);
+    assert_eq!(host.harvest(["repo", "build", "shop"]).code, 0);
+    let built = host.harvest(["repo", "build", "shop", "--branch", "next", "--json"]);
+    let last = built.stdout.lines().last().unwrap();
+    let result: serde_json::Value = serde_json::from_str(last).unwrap();
+    for (key, expected) in [
+        ("success", json!(true)),
+        ("status", json!("success")),
+        ("repo", json!("local/shop")),
+        ("branch", json!("next")),
+        ("package_manager", json!(null)),
+    ] {
+        assert_eq!(result[key], expected, "{key}: {result}");
+    }
+    assert!(result["snapshot_id"].is_string() && result["duration_secs"].is_number(), "{result}");
+    let unknown = host.harvest(["repo", "build", "shop", "--branch", "nope"]);
+    assert!(unknown.stderr.contains("branch nope does not exist"), "{unknown:?}");
+    let shown = host.harvest(["repo", "show", "shop", "--json"]).stdout;
+    assert!(!shown.contains(result["commit"].as_str().unwrap()), "the base keeps its build");
+}
+
 #[tokio::test]
 async fn failed_install_fails_builds_but_not_sessions() {
     let host = Host::start().await;

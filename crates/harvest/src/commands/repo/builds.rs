@@ -7,11 +7,12 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use harvest_proto::{
-    RepositoryName, RepositoryRef, SnapshotId,
-    api::{Build, BuildLine, BuildStatus, BuildSummary, Repository},
+    BranchName, RepositoryName, RepositoryRef, SnapshotId,
+    api::{Build, BuildLine, BuildRepository, BuildStatus, BuildSummary, Repository},
     event::BootPhase,
 };
 use reqwest::Method;
+use serde::Serialize;
 
 use crate::{
     Invocation,
@@ -30,7 +31,8 @@ pub(super) async fn run(
     client: &Client,
     name: Option<String>,
     all: bool,
-) -> Result<()> {
+    order: &BuildRepository,
+) -> Result<u8> {
     let repositories = match name {
         Some(name) if !all => vec![wanted(client, ctx, &name).await?],
         _ => client.repositories().await?,
@@ -40,7 +42,7 @@ pub(super) async fn run(
         let name = &repository.name;
         refresh(ctx, client, repository).await?;
         tokio::select! {
-            built = build(ctx, client, name) => match built {
+            built = build(ctx, client, repository, order) => match built {
                 Ok(_) => {}
                 Err(error) if !all => return Err(error),
                 Err(error) => {
@@ -51,12 +53,12 @@ pub(super) async fn run(
             _ = tokio::signal::ctrl_c() => {
                 ctx.print.note(format!("\nDetached; the server keeps building {name}"));
                 ctx.print.hint(format!("`harvest repo builds {name}` shows its builds"));
-                return Ok(());
+                return Ok(0);
             }
         }
     }
     match failed {
-        0 => Ok(()),
+        0 => Ok(0),
         _ => bail!("{failed} of {} builds failed", repositories.len()),
     }
 }
@@ -92,17 +94,18 @@ pub(super) async fn list(ctx: &Invocation, client: &Client, name: &RepositoryRef
         ctx.print.hint(format!("`harvest repo build {name}` builds it"));
         return Ok(());
     }
-    let headings = ["BUILD", "STATUS", "AGE", "TOOK", "COMMIT", "DEPENDENCIES", "ERROR…"];
+    let headings = ["BUILD", "STATUS", "AGE", "TOOK", "BRANCH", "COMMIT", "DEPENDENCIES", "ERROR…"];
     ctx.print.list(&builds, headings, row)
 }
 
-fn row(build: &BuildSummary) -> [String; 7] {
+fn row(build: &BuildSummary) -> [String; 8] {
     let none = || "–".to_owned();
     [
         build.snapshot_id.to_string(),
         build.status.to_string(),
         age(build.started_at),
         build.millis.map_or_else(none, human_millis),
+        build.branch.as_ref().map_or_else(|| "base".to_owned(), ToString::to_string),
         build.commit.as_deref().map_or_else(none, |commit| short_commit(commit).to_owned()),
         build.package_manager.clone().unwrap_or_else(none),
         build.error.as_ref().and_then(|error| error.lines().next()).unwrap_or("").to_owned(),
@@ -133,19 +136,74 @@ pub(super) async fn log(
     })
 }
 
-/// Builds a repository and prints the progress.
+/// The result of a build, for programs.
+#[derive(Serialize)]
+struct BuildResult<'a> {
+    success: bool,
+    status: &'static str,
+    snapshot_id: Option<&'a SnapshotId>,
+    repo: &'a RepositoryName,
+    branch: Option<&'a BranchName>,
+    package_manager: Option<&'a str>,
+    commit: Option<&'a str>,
+    duration_secs: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<&'a str>,
+}
+
+impl<'a> BuildResult<'a> {
+    fn new(
+        repository: &'a Repository,
+        order: &'a BuildRepository,
+        built: Result<&'a Build, &'a str>,
+        duration: Duration,
+    ) -> Self {
+        let build = built.ok();
+        Self {
+            success: build.is_some(),
+            status: if build.is_some() { "success" } else { "failed" },
+            snapshot_id: build.map(|build| &build.snapshot_id),
+            repo: &repository.name,
+            branch: order.branch.as_ref().or(repository.base.as_ref()),
+            package_manager: build.and_then(|build| build.package_manager.as_deref()),
+            commit: build.map(|build| build.commit.as_str()),
+            duration_secs: duration.as_secs_f64(),
+            error: built.err(),
+        }
+    }
+}
+
+/// Builds a repository and prints the progress; with `--json` the lines of the API, and last the
+/// result.
 pub(crate) async fn build(
     ctx: &Invocation,
     client: &Client,
-    name: &RepositoryName,
+    repository: &Repository,
+    order: &BuildRepository,
 ) -> Result<Build> {
+    let (name, began) = (&repository.name, Instant::now());
     let request = client.request(Method::POST, &format!("/v1/repositories/{name}/build"));
+    let request = request.json(order);
     let started = client.send(request).await.with_context(|| format!("cannot build {name}"))?;
     let mut lines = Lines::new(started);
     let mut phase: Option<(String, Instant)> = None;
     while let Some(line) = lines.json::<BuildLine>().await? {
         if ctx.print.json {
-            ctx.print.item(&line)?;
+            match &line {
+                BuildLine::Built { build } => ctx.print.item(&BuildResult::new(
+                    repository,
+                    order,
+                    Ok(build),
+                    began.elapsed(),
+                ))?,
+                BuildLine::Failed { message, .. } => ctx.print.item(&BuildResult::new(
+                    repository,
+                    order,
+                    Err(message),
+                    began.elapsed(),
+                ))?,
+                progress => ctx.print.item(progress)?,
+            }
         }
         match line {
             BuildLine::Progress { message } if ctx.print.is_live() => {
@@ -176,7 +234,7 @@ pub(crate) async fn build(
                     short_commit(&build.commit),
                     human_millis(build.millis)
                 ));
-                return Ok(build);
+                return Ok(*build);
             }
             BuildLine::Failed { message, .. } => bail!(Advice::new(
                 format!("the build of {name} failed: {message}"),

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use harvest_proto::{
-    api::{AddRepository, Repository, RepositoryConfig, UpdateRepository},
+    api::{AddRepository, BuildRepository, Repository, RepositoryConfig, UpdateRepository},
     repository_address::{ADDRESS_FORMS, https_url},
 };
 use serde_json::json;
@@ -76,7 +76,10 @@ pub(crate) async fn run(ctx: &Invocation, verb: RepoCommand) -> Result<u8> {
         RepoCommand::App { name, key, repositories } => {
             app::run(ctx, &client, name, &key, &repositories).await?;
         }
-        RepoCommand::Build { name, all } => builds::run(ctx, &client, name, all).await?,
+        RepoCommand::Build { name, all, branch, force, wait } => {
+            let order = BuildRepository { branch, force, wait };
+            return builds::run(ctx, &client, name, all, &order).await;
+        }
         RepoCommand::Builds { name } => builds::list(ctx, &client, &name).await?,
         RepoCommand::Logs { name, build } => builds::log(ctx, &client, &name, build).await?,
         RepoCommand::Ls => {
