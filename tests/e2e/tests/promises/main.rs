@@ -10,6 +10,7 @@ mod app_folder;
 mod artifacts;
 mod background_server;
 mod boot_retries;
+mod build_faults;
 mod clocks;
 mod command_line;
 mod configured_agents;
