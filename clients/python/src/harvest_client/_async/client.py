@@ -200,11 +200,9 @@ class HarvestClient:
         try:
             known = await self.register_repository(repo_owner, repo_name)
             result["branch"] = branch or known.base
-            if branch is None or branch == known.base or known.base is None:
-                await self._build(name, result, report)
-            else:
-                result["error"] = f"builds are of the branch {known.base}, not of {branch}"
-                result["hint"] = f"register_repository(default_branch={branch!r}) changes it"
+            # Without a base of its own the repository's builds are of the remote's default branch.
+            is_base = branch is None or known.base is None or branch == known.base
+            await self._build(name, None if is_base else branch, result, report)
         except ApiError as error:
             failure = error
         if failure is not None:
@@ -212,8 +210,9 @@ class HarvestClient:
         result["duration_secs"] = round(time.monotonic() - began, 3)
         return result
 
-    async def _build(self, name: str, result: BuildResult, report: Any) -> None:
-        lines = self.connection.lines("POST", f"/v1/repositories/{name}/build")
+    async def _build(self, name: str, branch: str | None, result: BuildResult, report: Any) -> None:
+        path = f"/v1/repositories/{name}/build"
+        lines = self.connection.lines("POST", path, body={"branch": branch})
         async with aclosing(lines):
             async for line in lines:
                 text = build_line(line)
