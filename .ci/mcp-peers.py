@@ -85,13 +85,14 @@ async def steer(streams, key):
         await use("start_session", prompt=f"Write.\nscript: {script}", repository="calc",
                   agent="scripted", network="none", key=key)
         assert (await use("wait_for_session", **mine))[0]["state"] == "idle"
-        seen, text = await use("read_session", **mine)
+        _, text = await use("read_session", **mine)
+        after = int(text.rsplit("after=", 1)[1].rstrip("]"))
         assert "The note is there." in text, text
         assert "+new" in (await use("session_diff", **mine))[1]
         await use("send_prompt", prompt='Wait.\nscript: [{"hang": 600}]', **mine)
         await use("stop_session", **mine)
         assert (await use("wait_for_session", **mine))[0]["state"] == "idle"
-        later = (await use("read_session", after=seen["next"], **mine))[1]
+        later = (await use("read_session", after=after, **mine))[1]
         assert "[turn stopped" in later, later
         assert (await use("show_session", **mine))[0]["key"] == key
         listed = (await use("list_sessions", limit=5))[0]["sessions"]

@@ -66,9 +66,7 @@ const DEFINITIONS: [Definition; 9] = [
                       pushes and checks. Continue with `after`.",
         effect: Effect::Reads,
         arguments: &[("session", session)],
-        optional: &[("after", || {
-            whole("Only what came after this event; `next` of the last call")
-        })],
+        optional: &[("after", || whole("Only what came after this event; the last call names it"))],
     },
     Definition {
         name: "wait_for_session",
@@ -195,14 +193,15 @@ async fn read(
     given.insert("limit".to_owned(), json!(EVENTS));
     let page = request(api, Method::GET, &query(path, &given), None).await?;
     let items = page["items"].as_array().cloned().unwrap_or_default();
-    let last =
-        items.last().map_or_else(|| given.get("after").cloned(), |one| one.get("seq").cloned());
+    let last = items.last().and_then(|event| event["seq"].as_u64());
+    let last = last.or_else(|| given.get("after").and_then(Value::as_u64)).unwrap_or_default();
     // Kinds that this version does not know are passed over.
     let events: Vec<Event> =
         items.into_iter().filter_map(|one| serde_json::from_value(one).ok()).collect();
-    let more = !page["next_cursor"].is_null();
-    let structured = json!({ "next": last, "more": more });
-    Ok(ToolResult { text: history::text(&events), structured: Some(structured), failed: false })
+    let more = if page["next_cursor"].is_null() { "" } else { "there is more: " };
+    let text = format!("{}\n[{more}read on with after={last}]", history::text(&events).trim_end());
+    // Clients such as Claude Code show an agent either the text or a document, never both.
+    Ok(ToolResult { text, structured: None, failed: false })
 }
 
 async fn wait(

@@ -48,7 +48,8 @@ async fn tools_start_list_and_steer_sessions() {
     assert_eq!(prompt["structuredContent"]["text"], "and more", "{prompt}");
     let read = use_tool("read_session", key.clone()).await;
     assert!(said(&read).contains(": begin\n") && said(&read).contains(": and more\n"), "{read}");
-    let next = read["structuredContent"]["next"].as_u64().unwrap();
+    let (_, next) = said(&read).rsplit_once("[read on with after=").unwrap();
+    let next: u64 = next.trim_end_matches(']').parse().unwrap();
     let rest = use_tool("read_session", json!({ "session": id, "after": next })).await;
     assert!(!said(&rest).contains("begin"), "{rest}");
     let stopped = use_tool("stop_session", key.clone()).await;

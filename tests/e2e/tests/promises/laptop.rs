@@ -77,7 +77,10 @@ async fn agent_on_a_laptop_steers_a_session() {
     let session = json!({ "session": "laptop" });
     let (_, waited) = laptop.call("wait_for_session", session.clone());
     assert_eq!(waited["state"], "idle", "{waited}");
-    let (text, read) = laptop.call("read_session", session.clone());
+    let (text, document) = laptop.call("read_session", session.clone());
+    assert_eq!(document, Value::Null, "Claude Code would show it instead of the text");
+    let (_, next) = text.rsplit_once("[read on with after=").unwrap();
+    let next: u64 = next.trim_end_matches(']').parse().unwrap();
     assert!(text.contains("The note is written.") && text.contains("[turn completed]"), "{text}");
     let (diff, _) = laptop.call("session_diff", session.clone());
     assert!(diff.contains("+from-the-laptop"), "{diff}");
@@ -93,7 +96,7 @@ async fn agent_on_a_laptop_steers_a_session() {
     laptop.call("stop_session", session.clone());
     let (_, stopped) = laptop.call("wait_for_session", session);
     assert_eq!(stopped["state"], "idle", "{stopped}");
-    let after = json!({ "session": "laptop", "after": read["next"] });
+    let after = json!({ "session": "laptop", "after": next });
     let (rest, _) = laptop.call("read_session", after);
     assert!(rest.contains("[turn stopped") && !rest.contains("The note"), "{rest}");
 
