@@ -213,18 +213,22 @@ async fn wait(
     let deadline = Instant::now() + asked.unwrap_or(MAX_WAIT).min(MAX_WAIT);
     loop {
         let now = request(api, Method::GET, path, None).await?;
-        let state = serde_json::from_value(now["state"].clone()).ok();
-        let works = matches!(
-            state,
-            Some(SessionState::Queued | SessionState::Starting | SessionState::Running)
-        ) || now["queued"].as_u64().is_some_and(|queued| queued > 0);
-        if !works || Instant::now() >= deadline || api.shutdown.is_cancelled() {
+        if !is_at_work(&now) || Instant::now() >= deadline || api.shutdown.is_cancelled() {
             return Ok(document(summary(&now)));
         }
         tokio::select! {
             () = sleep(POLL_INTERVAL) => {}
             () = api.shutdown.cancelled() => {}
         }
+    }
+}
+
+/// Whether a session goes on by itself. One that asks or has failed does not, whatever is queued.
+fn is_at_work(session: &Value) -> bool {
+    match serde_json::from_value(session["state"].clone()) {
+        Ok(SessionState::Queued | SessionState::Starting | SessionState::Running) => true,
+        Ok(SessionState::Idle) => session["queued"].as_u64().is_some_and(|queued| queued > 0),
+        _ => false,
     }
 }
 
@@ -301,6 +305,14 @@ mod tests {
         let Value::Object(values) = values else { unreachable!() };
         assert_eq!(query("/p", &values), "/p?limit=3&state=idle%26limit%3D1");
         assert_eq!(query("/p", &Map::new()), "/p");
+    }
+
+    #[test]
+    fn question_is_no_work_although_prompts_wait() {
+        let session = |state: &str, queued: u32| json!({ "state": state, "queued": queued });
+        assert!(is_at_work(&session("running", 0)) && is_at_work(&session("idle", 1)));
+        assert!(!is_at_work(&session("idle", 0)) && !is_at_work(&session("needs_input", 1)));
+        assert!(!is_at_work(&session("paused", 1)) && !is_at_work(&session("unknown", 1)));
     }
 
     #[test]
