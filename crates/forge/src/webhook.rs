@@ -100,14 +100,14 @@ fn is_signed(secret: &Secret<String>, signature: &str, body: &[u8]) -> bool {
 struct Payload {
     #[serde(default)]
     action: String,
-    repository: Option<Repository>,
+    repository: Option<PayloadRepository>,
     r#ref: Option<String>,
     number: Option<u64>,
     pull_request: Option<Numbered>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Repository {
+struct PayloadRepository {
     clone_url: Option<String>,
     default_branch: Option<String>,
 }

@@ -71,7 +71,7 @@ pub use history::HistoryLimits;
 pub use ledger::StoreLedger;
 pub use metrics::{Histogram, MetricCounts};
 pub use prices::{Price, Prices};
-pub use repositories::{ALL_AGENTS, ReceiveError, Repositories, default_image};
+pub use repositories::{ALL_AGENTS, Repositories, WebhookRefusal, default_image};
 pub use retention::Retention;
 pub use sandboxes::{Limits, Sandboxes};
 pub use server_parts::{Config, Dependencies, ServerParts};

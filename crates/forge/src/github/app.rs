@@ -38,19 +38,19 @@ pub(super) struct AppSignIn<'a> {
 }
 
 #[derive(Debug)]
-struct InstallationToken {
+struct HeldToken {
     value: Secret<String>,
     expires_at: Timestamp,
 }
 
-type Key = (RepositoryPath, Operation);
+type TokenKey = (RepositoryPath, Operation);
 // Requests for the same token wait for one answer; those for others do not.
-type Slot = Arc<AsyncMutex<Option<InstallationToken>>>;
+type Slot = Arc<AsyncMutex<Option<HeldToken>>>;
 
 #[derive(Debug)]
 pub(super) struct AppTokens {
     clock: Clock,
-    slots: Mutex<HashMap<Key, Slot>>,
+    slots: Mutex<HashMap<TokenKey, Slot>>,
 }
 
 impl AppTokens {
@@ -76,7 +76,7 @@ impl AppTokens {
         Ok(token.insert(new).value.clone())
     }
 
-    fn slot(&self, key: Key) -> Slot {
+    fn slot(&self, key: TokenKey) -> Slot {
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         if slots.len() >= MAX_TOKENS && !slots.contains_key(&key) {
             slots.clear();
@@ -100,7 +100,7 @@ impl AppTokens {
         app: AppSignIn<'_>,
         path: &RepositoryPath,
         operation: Operation,
-    ) -> Result<InstallationToken, ForgeFailure> {
+    ) -> Result<HeldToken, ForgeFailure> {
         let jwt = sign(app, self.clock.now())?;
         let installation = match app.installation {
             Some(id) => id,
@@ -125,7 +125,7 @@ impl AppTokens {
             .expires_at
             .parse()
             .map_err(|_| ForgeFailure::other("GitHub's token has an end that cannot be read"))?;
-        Ok(InstallationToken { value: created.token, expires_at })
+        Ok(HeldToken { value: created.token, expires_at })
     }
 }
 

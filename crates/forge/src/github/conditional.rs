@@ -13,10 +13,10 @@ use super::settings::RepositoryPath;
 // Those of a large team; without an entry a request is merely not conditional.
 const MAX_ENTRIES: usize = 2000;
 
-type Key = (RepositoryPath, u64);
+type PullKey = (RepositoryPath, u64);
 
 #[derive(Debug, Default)]
-pub(super) struct KnownPulls(Mutex<HashMap<Key, (String, PullRequest)>>);
+pub(super) struct KnownPulls(Mutex<HashMap<PullKey, (String, PullRequest)>>);
 
 impl KnownPulls {
     pub(super) fn etag(&self, path: &RepositoryPath, number: u64) -> Option<String> {

@@ -242,8 +242,8 @@ impl Forge for GitHub {
         repository: &RemoteRepository,
         number: u64,
     ) -> Result<PullRequest, ForgeFailure> {
-        let path = self.path(&repository.url)?;
-        Err(ForgeFailure::MergedElsewhere { url: self.site.page(&path, number) })
+        let url = self.pull_request(repository, number).await?.url;
+        Err(ForgeFailure::MergedElsewhere { url })
     }
 
     async fn set_status(

@@ -32,18 +32,18 @@ struct Side {
     r#ref: String,
     sha: String,
     /// Absent when the fork was deleted.
-    repo: Option<Repository>,
+    repo: Option<HeadRepository>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Repository {
+struct HeadRepository {
     full_name: String,
 }
 
 impl Pull {
     /// Whether it is open and its head is this branch of this repository, not of a fork.
     pub(super) fn is_open_head(&self, path: &RepositoryPath, branch: &BranchName) -> bool {
-        let of = |repo: &Repository| repo.full_name.eq_ignore_ascii_case(&path.to_string());
+        let of = |repo: &HeadRepository| repo.full_name.eq_ignore_ascii_case(&path.to_string());
         self.state == "open"
             && self.head.r#ref == **branch
             && self.head.repo.as_ref().is_some_and(of)

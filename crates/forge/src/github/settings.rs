@@ -127,11 +127,6 @@ impl Site {
         }
     }
 
-    /// The page of a pull request.
-    pub(super) fn page(&self, path: &RepositoryPath, number: u64) -> String {
-        format!("{}/{path}/pull/{number}", self.base.as_str().trim_end_matches('/'))
-    }
-
     /// The repository that a remote's URL names, if it lives here.
     pub(super) fn repository(&self, url: &str) -> Option<RepositoryPath> {
         let url: Url = url.parse().ok()?;
@@ -148,7 +143,7 @@ impl Site {
         let base = self.base.path().trim_end_matches('/');
         let path = url.path().strip_prefix(base)?.strip_prefix('/')?.trim_end_matches('/');
         let (owner, name) = path.strip_suffix(".git").unwrap_or(path).split_once('/')?;
-        // The parts become parts of a path of the API: nothing in them may mean anything there.
+        // Both become segments of the API's paths.
         let plain = |part: &str| {
             let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
             !part.is_empty() && part != "." && part != ".." && part.bytes().all(fits)

@@ -219,12 +219,12 @@ async fn own_token(
     shared: &Shared,
     url: &reqwest::Url,
     owners: &[SecretOwner],
-) -> Option<Credential> {
+) -> Option<GitCredential> {
     if !shared.ledger.takes_github_token(url.as_str()) {
         return None;
     }
     let value = shared.ledger.secret(&without_global(owners), GITHUB_TOKEN).await?;
-    Some(Credential { value, secret: Some(GITHUB_TOKEN.to_owned()) })
+    Some(GitCredential { value, secret: Some(GITHUB_TOKEN.to_owned()) })
 }
 
 fn without_global(owners: &[SecretOwner]) -> Vec<SecretOwner> {
@@ -232,7 +232,7 @@ fn without_global(owners: &[SecretOwner]) -> Vec<SecretOwner> {
 }
 
 /// What a remote is shown.
-struct Credential {
+struct GitCredential {
     value: Secret<String>,
     /// The secret's name; `None` for the server's own credential.
     secret: Option<String>,
@@ -243,7 +243,7 @@ struct Remote {
     name: String,
     url: reqwest::Url,
     reach: Reach,
-    credential: Option<Credential>,
+    credential: Option<GitCredential>,
 }
 
 impl Remote {
@@ -271,11 +271,11 @@ impl Remote {
                 None => {
                     let own = shared.ledger.git_credential(url.as_str(), push).await;
                     let own = own.map_err(|why| http::text(StatusCode::FORBIDDEN, &why))?;
-                    own.map(|value| Credential { value, secret: None })
+                    own.map(|value| GitCredential { value, secret: None })
                 }
             },
             Some(name) => match shared.ledger.secret(&owners, name).await {
-                Some(value) => Some(Credential { value, secret: Some(name.clone()) }),
+                Some(value) => Some(GitCredential { value, secret: Some(name.clone()) }),
                 None => {
                     let message = format!(
                         "secret {name} for repository `{}` is not set; set it with `harvest secret set {name}`",
@@ -337,7 +337,7 @@ impl Remote {
 
     // The error is a message for git.
     fn authorization(&self) -> Result<Option<HeaderValue>, String> {
-        let Some(Credential { value, secret }) = &self.credential else { return Ok(None) };
+        let Some(GitCredential { value, secret }) = &self.credential else { return Ok(None) };
         let value = format!("Basic {}", basic_credentials(value.expose().trim()));
         let mut value = HeaderValue::from_str(&value).map_err(|_| match secret {
             Some(name) => format!(
@@ -364,10 +364,10 @@ impl Remote {
         match status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
                 let why = match &self.credential {
-                    Some(Credential { secret: Some(secret), .. }) => {
+                    Some(GitCredential { secret: Some(secret), .. }) => {
                         format!("refused the token; renew it with `harvest secret set {secret}`")
                     }
-                    Some(Credential { secret: None, value }) => {
+                    Some(GitCredential { secret: None, value }) => {
                         shared.ledger.git_credential_refused(self.url.as_str(), value);
                         "refused the server's sign-in to GitHub; try again, or check that it has \
                          access to contents"

@@ -29,6 +29,8 @@ pub(crate) struct GitHubConfig {
     private_key: Option<Secret<String>>,
     installation_id: Option<String>,
     token: Option<Secret<String>>,
+    /// Whether the token signs in for all users.
+    shared_token: bool,
     webhook_secret: Option<Secret<String>>,
 }
 
@@ -42,13 +44,14 @@ pub(super) fn github(
     check_service_url(&url, &private_hosts)
         .map_err(unusable_url)
         .context("`[github]` cannot be used")?;
-    let shared = table.shared_token.expect(HAS_DEFAULT);
+    let shared_token = table.shared_token.expect(HAS_DEFAULT);
     Ok(GitHubConfig {
         url,
         app_id: env(APP_ID),
         private_key: env(PRIVATE_KEY).map(Secret::new),
         installation_id: env(INSTALLATION_ID),
-        token: env(TOKEN).filter(|_| shared).map(Secret::new),
+        token: env(TOKEN).filter(|_| shared_token).map(Secret::new),
+        shared_token,
         webhook_secret: env(WEBHOOK_SECRET).map(Secret::new),
     })
 }
@@ -73,6 +76,10 @@ impl GitHubConfig {
         let sign_in = match (self.app()?, &self.token) {
             (Some(app), _) => app,
             (None, Some(token)) => SignIn::Token(token.clone()),
+            (None, None) if self.shared_token => {
+                let hint = "set it in the environment of `harvest up`, or remove `shared_token`";
+                bail!(Advice::new(format!("`shared_token` is set, and {TOKEN} is not"), hint))
+            }
             (None, None) => SignIn::None,
         };
         let webhook_secret = self.webhook_secret.clone();
@@ -113,7 +120,8 @@ fn app_key(given: &Secret<String>) -> Result<AppKey> {
         return Ok(AppKey::parse(given)?);
     }
     let path: PathBuf = given.expose().trim().into();
-    let pem = read_key(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    // The path is not printed: it may be a key in another form.
+    let pem = read_key(&path).context("it is neither PEM nor the path of a readable file")?;
     Ok(AppKey::parse(&pem)?)
 }
 
@@ -166,7 +174,8 @@ mod tests {
 
     #[test]
     fn unusable_key_is_not_quoted() {
-        for key in ["/nowhere/key.pem", "-----BEGIN RSA PRIVATE KEY-----\ns3cret"] {
+        for key in ["/nowhere/s3cret", "czNjcmV0s3cret", "-----BEGIN RSA PRIVATE KEY-----\ns3cret"]
+        {
             let config = config(&[("GITHUB_APP_ID", "7"), ("GITHUB_APP_PRIVATE_KEY", key)]);
             let config = config.unwrap();
             let error = format!("{:#} {config:?}", config.client().unwrap_err());

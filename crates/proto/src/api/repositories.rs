@@ -299,12 +299,14 @@ pub struct MergePullRequest {
 
 word_enum!(
     /// What Harvest does for a branch that a session pushes.
+    #[derive(Default)]
     PullRequestMode, "pull request mode" {
         /// No pull request is opened.
         None = "none",
         /// A draft is opened.
         Draft = "draft",
         /// A pull request is opened.
+        #[default]
         Ready = "ready",
     }
 );
@@ -314,12 +316,6 @@ impl PullRequestMode {
     #[must_use]
     pub const fn is_wanted(self) -> bool {
         matches!(self, Self::Draft | Self::Ready)
-    }
-}
-
-impl Default for PullRequestMode {
-    fn default() -> Self {
-        Self::Ready
     }
 }
 

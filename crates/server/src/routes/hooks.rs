@@ -5,7 +5,7 @@ use axum::{
     extract::{Request, State},
     http::{HeaderMap, StatusCode},
 };
-use harvest_session::{ReceiveError, WebhookError, WebhookHeaders};
+use harvest_session::{WebhookError, WebhookHeaders, WebhookRefusal};
 
 use crate::{
     ServerState,
@@ -25,8 +25,9 @@ pub(super) fn routes() -> Routes<ServerState> {
 }
 
 /// Takes a webhook of GitHub, signed with the secret that the server has as
-/// `GITHUB_WEBHOOK_SECRET`. A push to the base of a repository is looked at, and the state of a pull
-/// request is read, at once. Each delivery is taken once; unknown events are accepted and not used.
+/// `GITHUB_WEBHOOK_SECRET`. A push to the base of a repository is looked at, and the state of a
+/// pull request is read, at once. Each delivery is taken once; unknown events are accepted and not
+/// used.
 #[utoipa::path(post, path = "/hooks/github", tag = "webhooks",
     request_body(content = serde_json::Value, content_type = "application/json",
         description = "The payload"),
@@ -47,8 +48,8 @@ async fn webhook_github(
     let body = extract::read_up_to(request, MAX_BYTES).await?;
     match state.repositories.receive_webhook(headers, &body).await {
         Ok(_) => Ok(StatusCode::ACCEPTED),
-        Err(ReceiveError::Refused(error)) => Err(refused(error)),
-        Err(ReceiveError::Failed(error)) => Err(error.into()),
+        Err(WebhookRefusal::Refused(error)) => Err(refused(error)),
+        Err(WebhookRefusal::Failed(error)) => Err(error.into()),
     }
 }
 

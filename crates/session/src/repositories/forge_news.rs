@@ -1,6 +1,7 @@
-//! What happens at forges: pull requests are merged or closed, and branches move. A job asks for the
-//! state of open pull requests every few minutes; webhooks tell it of some at once. A webhook is a
-//! hint: the state is always read from the forge, so that neither a late nor a lost one does harm.
+//! What happens at forges: pull requests are merged or closed, and branches move. A job asks for
+//! the state of open pull requests every few minutes; webhooks tell it of some at once. A webhook
+//! is a hint: the state is always read from the forge, so that neither a late nor a lost one does
+//! harm.
 
 use std::{
     collections::HashSet,
@@ -32,7 +33,7 @@ const MAX_PAYLOAD_BYTES: usize = 64 * 1024;
 
 /// Why a webhook is not taken.
 #[derive(Debug, thiserror::Error)]
-pub enum ReceiveError {
+pub enum WebhookRefusal {
     #[error(transparent)]
     Refused(#[from] WebhookError),
     #[error(transparent)]
@@ -123,7 +124,8 @@ impl Repositories {
                 Round::Remote => !self.shared.forge.is_local(&stored.url),
                 Round::All => true,
             };
-            if !hinted && !(in_round && pull.state == PullRequestState::Open) {
+            let wanted = hinted || (in_round && pull.state == PullRequestState::Open);
+            if !wanted {
                 continue;
             }
             match self.refresh_pull_request(&stored).await {
@@ -168,7 +170,7 @@ impl Repositories {
         &self,
         headers: WebhookHeaders<'_>,
         body: &[u8],
-    ) -> Result<bool, ReceiveError> {
+    ) -> Result<bool, WebhookRefusal> {
         let webhook = self.shared.forge.read_webhook(headers, body)?;
         let payload = match webhook.news {
             WebhookNews::Kept if body.len() <= MAX_PAYLOAD_BYTES => {
@@ -193,7 +195,7 @@ impl Repositories {
 
     async fn apply_webhook(&self, webhook: &Webhook) -> Result<(), SessionError> {
         let Some(url) = &webhook.repository else { return Ok(()) };
-        // GitHub's names differ from others in more than their case.
+        // Names at GitHub ignore case.
         let url = url.to_lowercase();
         let matching = self.list().await?.into_iter();
         for repository in matching.filter(|one| is_same_url(&one.url.to_lowercase(), &url)) {

@@ -40,7 +40,7 @@ use crate::{
 pub(crate) use door_policy::{PassSpec, Trusted, owners_of, shared_owners};
 pub(crate) use evidence::describe_failures;
 pub(crate) use forge_news::ForgeNews;
-pub use forge_news::ReceiveError;
+pub use forge_news::WebhookRefusal;
 pub(crate) use network::{OpenPolicies, ServerDoors, network_rule};
 pub(crate) use origin::boot_start;
 pub use origin::{ALL_AGENTS, default_image};

@@ -1,5 +1,5 @@
-//! The body of a pull request: a text above, and a part between two markers that Harvest keeps up to
-//! date. Text outside the markers belongs to people once they have changed it. Pure.
+//! The body of a pull request: a text above, and a part between two markers that Harvest keeps up
+//! to date. Text outside the markers belongs to people once they have changed it. Pure.
 
 use std::fmt::Write as _;
 
@@ -87,9 +87,12 @@ fn check_lines(evidence: &Evidence) -> String {
     if *outcome == CheckOutcome::NoneDeclared {
         return format!("- check: none, the repository has no {check}\n");
     }
-    let seconds = format!("{}.{} s", millis / 1000, millis % 1000 / 100);
+    let time = match millis {
+        0..1000 => format!("{millis} ms"),
+        _ => format!("{}.{} s", millis / 1000, millis % 1000 / 100),
+    };
     let mut text = format!(
-        "- check: {check} {outcome} on `{commit}` ({}) in {seconds}, run by Harvest in a sandbox \
+        "- check: {check} {outcome} on `{commit}` ({}) in {time}, run by Harvest in a sandbox \
          that the agent never touched\n",
         describe(exit)
     );

@@ -24,6 +24,21 @@ fn refusal(failure: ForgeFailure, doing: &str) -> SessionError {
     SessionError::conflict("forge_failed", what, hint)
 }
 
+fn check_repository(
+    record: &SessionRecord,
+    wanted: Option<&RepositoryRef>,
+) -> Result<(), SessionError> {
+    let known = |wanted: &RepositoryRef| {
+        record.checkouts.iter().any(|checkout| wanted.matches(&checkout.repository))
+    };
+    match wanted.filter(|wanted| !known(wanted)) {
+        Some(wanted) => {
+            Err(SessionError::missing(format!("repository `{wanted}` in {}", record.session.id)))
+        }
+        None => Ok(()),
+    }
+}
+
 impl Repositories {
     /// Opens or updates the pull requests of everything that a session has pushed. Its commits are
     /// checked after the turn, as always.
@@ -65,6 +80,7 @@ impl Repositories {
     ) -> Result<Vec<SessionRepository>, SessionError> {
         let shared = &self.shared;
         let record = shared.store.session_get(session).await?;
+        check_repository(&record, wanted)?;
         let mut opened = Vec::new();
         for checkout in &record.checkouts {
             if wanted.is_some_and(|wanted| !wanted.matches(&checkout.repository)) {
@@ -173,6 +189,7 @@ impl Repositories {
         wanted: Option<&RepositoryRef>,
     ) -> Result<(SessionRecord, KnownPull), SessionError> {
         let record = self.shared.store.session_get(session).await?;
+        check_repository(&record, wanted)?;
         let fits = |one: &&SessionRepository| wanted.is_none_or(|wanted| wanted.matches(&one.name));
         let with_pull = |one: &SessionRepository| Some((one.name.clone(), one.pr.clone()?));
         let mut found: Vec<_> =

@@ -59,8 +59,8 @@ fn is_wanted(mode: PullRequestMode, known: Option<&PullRequest>) -> bool {
     }
 }
 
-/// Opens or updates the pull request of a pushed commit, if the session is to have one. A forge that
-/// refuses for good is reported by an event: the commit is checked nevertheless.
+/// Opens or updates the pull request of a pushed commit, if the session is to have one. A forge
+/// that refuses for good is reported by an event: the commit is checked nevertheless.
 pub(super) async fn open_after_push(
     shared: &RepositoryContext,
     work: PushedCommit<'_>,

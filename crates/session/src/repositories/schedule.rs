@@ -64,13 +64,13 @@ fn needs_build(builds: &[BuildSummary], tip: &str, other_image: bool) -> bool {
 }
 
 /// What a run did with a repository.
-pub(super) enum Outcome {
+pub(super) enum LookOutcome {
     Unchanged,
     Built(RepositoryName),
     Failed { name: RepositoryName, why: String, built: bool },
 }
 
-impl Outcome {
+impl LookOutcome {
     pub(super) fn failure(&self) -> Option<&str> {
         match self {
             Self::Failed { why, .. } => Some(why),
@@ -219,12 +219,12 @@ impl Repositories {
             };
             match outcome {
                 None => break,
-                Some(Outcome::Unchanged) => {}
-                Some(Outcome::Built(name)) => {
+                Some(LookOutcome::Unchanged) => {}
+                Some(LookOutcome::Built(name)) => {
                     run.attempts += 1;
                     run.rebuilt.push(name);
                 }
-                Some(Outcome::Failed { name, why, built }) => {
+                Some(LookOutcome::Failed { name, why, built }) => {
                     run.attempts += u64::from(built);
                     lines.push(format!("{name}: {}", why.lines().next().unwrap_or_default()));
                 }
@@ -252,15 +252,15 @@ impl Repositories {
     }
 
     /// Looks at a repository, and builds it if it has moved.
-    pub(super) async fn refresh(&self, repository: Repository) -> Outcome {
+    pub(super) async fn refresh(&self, repository: Repository) -> LookOutcome {
         let name = repository.name.clone();
-        let failed = |why: String, built| Outcome::Failed { name: name.clone(), why, built };
+        let failed = |why: String, built| LookOutcome::Failed { name: name.clone(), why, built };
         let tip = self.tip(&repository).await;
         let Some(tip) = tip else { return failed("cannot reach its remote".to_owned(), false) };
         let Some(tip) = tip else { return failed("its base does not exist".to_owned(), false) };
         match self.shared.store.build_list(&name).await {
             Ok(builds) if !needs_build(&builds, &tip, self.has_other_image(&repository).await) => {
-                return Outcome::Unchanged;
+                return LookOutcome::Unchanged;
             }
             Ok(_) => {}
             Err(error) => return failed(error_chain(&error), false),
@@ -272,7 +272,7 @@ impl Repositories {
             };
         while let Some(line) = lines.next().await {
             match line {
-                BuildLine::Built { .. } => return Outcome::Built(name),
+                BuildLine::Built { .. } => return LookOutcome::Built(name),
                 BuildLine::Failed { message, .. } => return failed(message, true),
                 _ => {}
             }

@@ -6,7 +6,7 @@ use harvest_forge::{ForgeFailure, PullRequestSpec, WebhookHeaders, sign_webhook}
 use harvest_proto::api::{
     CreatePullRequest, MergePullRequest, PullRequestMode, UpdatePullRequest, UseRepository,
 };
-use harvest_session::{ReceiveError, Repositories};
+use harvest_session::{Repositories, WebhookRefusal};
 
 use super::*;
 
@@ -74,7 +74,7 @@ impl Pushed {
         self.parts.sessions.get(&self.session.id).await.unwrap().repositories.remove(0).pr
     }
 
-    async fn webhook(&self, event: &str, id: &str, body: &str) -> Result<bool, ReceiveError> {
+    async fn webhook(&self, event: &str, id: &str, body: &str) -> Result<bool, WebhookRefusal> {
         let secret = Secret::new(WEBHOOK_SECRET.to_owned());
         let signature = sign_webhook(&secret, body.as_bytes());
         let headers =
@@ -124,6 +124,10 @@ async fn session_without_pull_request_is_still_checked() {
     let mode = work.parts.sessions.get(&work.session.id).await.unwrap().pr_mode;
     assert_eq!(mode, Some(PullRequestMode::None));
     let (id, title) = (&work.session.id, Some("Asked for".to_owned()));
+    let other =
+        CreatePullRequest { repository: Some("other".parse().unwrap()), ..Default::default() };
+    let other = work.repositories().pull_request_create(id, other).await.unwrap_err();
+    assert_eq!(other.code(), "not_found");
     let update = UpdatePullRequest { title: title.clone(), ..Default::default() };
     let missing = work.repositories().pull_request_update(id, update.clone()).await.unwrap_err();
     assert_eq!(missing.code(), "no_pr");
@@ -248,7 +252,7 @@ async fn forged_webhook_changes_nothing() {
         delivery: Some("d-1"),
     };
     let refused = work.repositories().receive_webhook(headers, b"{}").await.unwrap_err();
-    assert!(matches!(refused, ReceiveError::Refused(_)), "{refused}");
+    assert!(matches!(refused, WebhookRefusal::Refused(_)), "{refused}");
     assert!(work.webhook("check_run", "d-1", "{}").await.unwrap(), "its id is not taken");
     assert!(work.webhook("unknown", "d-2", "{}").await.unwrap());
     let kept = work.harness.store.webhook_list().await.unwrap();
