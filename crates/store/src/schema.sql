@@ -56,6 +56,16 @@ CREATE INDEX sessions_at_work ON sessions (id) WHERE resting = 0;
 
 CREATE UNIQUE INDEX sessions_by_key ON sessions (key) WHERE key IS NOT NULL;
 
+CREATE TABLE pool_members (
+    session TEXT PRIMARY KEY,
+    sandbox TEXT NOT NULL UNIQUE,
+    repository TEXT NOT NULL,
+    conversation TEXT NOT NULL,
+    spec TEXT NOT NULL,
+    ready BIGINT NOT NULL,
+    created_at BIGINT NOT NULL
+);
+
 CREATE TABLE child_sessions (
     session TEXT PRIMARY KEY REFERENCES sessions (id) ON DELETE CASCADE,
     parent TEXT NOT NULL,

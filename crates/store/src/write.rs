@@ -17,7 +17,7 @@ use crate::{
     checkouts::{self, CheckoutColumn},
     children::{self, Lineage},
     events::{self, NewEvents},
-    idempotency, leases, network, network_log,
+    idempotency, leases, network, network_log, pool,
     prompts::{self, NewPrompt},
     pull_requests,
     row::{self, bigint},
@@ -106,6 +106,8 @@ pub enum Write {
         snapshot: SnapshotId,
         at: Timestamp,
     },
+    /// Takes the member of the warm pool that has this session's id; an error when it is not there.
+    PoolClaim,
     /// Records that another session's agent created this session.
     ChildOf(Lineage),
     /// Adds a network rule of the session.
@@ -278,6 +280,7 @@ async fn apply_one(target: &mut Target<'_>, write: Write) -> Result<(), StoreErr
             snapshots::insert(target, &snapshot, kind, turn.as_ref(), at).await
         }
         Write::SnapshotShare { snapshot, at } => snapshots::share(target, &snapshot, at).await,
+        Write::PoolClaim => pool::claim(target).await,
         Write::ChildOf(lineage) => children::insert(target, lineage).await,
         Write::NetworkRule(rule) => network::insert(target, &rule).await,
         Write::NetworkRulesOf(session) => network::copy(target, &session).await,

@@ -16,6 +16,7 @@ mod history;
 mod leases;
 mod memory;
 mod network;
+mod pool;
 mod prompts;
 mod records;
 mod rest;
