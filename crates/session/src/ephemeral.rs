@@ -130,6 +130,7 @@ impl EphemeralSandbox {
             git_hosts: self.shared.doors.git_hosts(),
             env: BTreeMap::new(),
             hook_millis: None,
+            standby: false,
         };
         self.bridge.request(|id| ToSupervisor::Boot { id, boot: Box::new(boot) }).await?;
         while let Some(message) = self.events.recv().await {

@@ -6,6 +6,7 @@ mod config;
 mod failure;
 mod hooks;
 mod rebuild;
+mod standby;
 
 use std::{
     cell::{Cell, RefCell},
@@ -24,6 +25,7 @@ use harvest_proto::{
     event::{BootPhase, PhaseStatus, SyncedCheckout},
     launch::{APP_FOLDER, MEMORY_FILE},
 };
+use tokio::sync::watch;
 
 use self::{failure::PhaseError, hooks::hook_path};
 use crate::{
@@ -56,6 +58,9 @@ pub(crate) struct BootRunner {
     outbox: Rc<Outbox>,
     turns: Rc<Turns>,
     accepted: RefCell<Option<(SessionId, u64)>>,
+    /// The boot order with everything that is known only when a session takes a standby sandbox;
+    /// of any other sandbox the first one.
+    assigned: watch::Sender<Option<Rc<Boot>>>,
     phase: Cell<Option<BootPhase>>,
     failed: Cell<bool>,
     /// Why the last phase failed.
@@ -71,6 +76,7 @@ impl BootRunner {
             outbox,
             turns,
             accepted: RefCell::default(),
+            assigned: watch::Sender::default(),
             phase: Cell::default(),
             failed: Cell::default(),
             last_error: RefCell::default(),
@@ -93,11 +99,13 @@ impl BootRunner {
         self.failed.get()
     }
 
-    /// Starts the boot; a repeated request only gets a reply.
+    /// Starts the boot. A repeated request only gets a reply, except that the first one without
+    /// `standby` assigns a standby sandbox to its session.
     pub(crate) fn accept(self: &Rc<Self>, boot: Boot) -> Result<Reply, Fault> {
         check(&boot)?;
         if let Some((session, epoch)) = &*self.accepted.borrow() {
             if (session, *epoch) == (&boot.session, boot.epoch) {
+                self.assign(Rc::new(boot));
                 return Ok(Reply::Done);
             }
             return Err(Fault::invalid(format!("this sandbox belongs to session {session}")));
@@ -111,7 +119,8 @@ impl BootRunner {
             let mut env = self.sandbox.session_env.borrow_mut();
             env.entry(MEMORY_VARIABLE.to_owned()).or_insert(path);
         }
-        let runner = Rc::clone(self);
+        let (runner, boot) = (Rc::clone(self), Rc::new(boot));
+        self.assign(Rc::clone(&boot));
         tokio::task::spawn_local(async move {
             let _reported_as_event = runner.run(&boot).await;
         });
@@ -151,9 +160,13 @@ impl BootRunner {
             BootStart::Build | BootStart::Fresh => {}
         }
         if let Some(agent) = &boot.agent
+            && self.can_stand_by(boot, &user)
             && self.can_sync_beside(boot, &user).await
         {
             return self.run_beside(boot, &user, agent, timeout).await;
+        }
+        if boot.standby {
+            return self.refuse_standby();
         }
         self.run_phase(BootPhase::Sync, self.sync(boot, &user, &mut fresh)).await?;
         self.enforce_git_rules(boot, &user);
@@ -467,6 +480,7 @@ mod tests {
             git_hosts: Vec::new(),
             env: Default::default(),
             hook_millis: None,
+            standby: false,
         }
     }
 

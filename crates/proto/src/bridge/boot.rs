@@ -35,6 +35,10 @@ pub struct Boot {
     pub env: BTreeMap<String, String>,
     /// A hook is killed after this time; 30 minutes when absent.
     pub hook_millis: Option<u64>,
+    /// The sandbox waits in the pool: its agent starts, and everything else waits for a second boot
+    /// order of the same session, which has its author. Only on the disk of a repository image.
+    #[serde(default)]
+    pub standby: bool,
 }
 
 /// What the disk of a booting sandbox contains, and so which steps are left.

@@ -175,6 +175,7 @@ impl Driver {
             git_hosts: shared.sandboxes.doors.git_hosts(),
             env: self.record.env.clone(),
             hook_millis: None,
+            standby: false,
         };
         let epoch = self.state.epoch;
         let Some(posted) = self.post(|id| ToSupervisor::Boot { id, boot: Box::new(boot) }) else {

@@ -13,7 +13,7 @@ use super::Servers;
 use crate::{resolve, users::User};
 
 /// Files of a repository that list servers; a later one wins.
-const FILES: [&str; 2] = [".mcp.json", ".harvest/mcp.json"];
+pub(crate) const FILES: [&str; 2] = [".mcp.json", ".harvest/mcp.json"];
 
 // Of all servers of the repositories together. Codex gets them as one argument of a program, which
 // the kernel limits to 128 KiB.

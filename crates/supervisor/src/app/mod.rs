@@ -16,6 +16,7 @@ use serde_json::{Map, Value, json};
 
 pub(crate) use self::{
     acp::{RemoteServers, servers as acp_servers},
+    mcp::FILES as SERVER_FILES,
     memory::seed as memory_seed,
     shell::{
         CLAUDE_STATE, WRITE_MISSING, claude_state, env, link_codex_config, linked_rules,

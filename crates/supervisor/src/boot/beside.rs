@@ -81,10 +81,12 @@ impl BootRunner {
         let start = async {
             self.prepare_agents(boot, user).await;
             self.run_phase(BootPhase::Agent, self.start_agent(boot, agent)).await?;
+            self.be_assigned(boot, user).await;
             self.report(BootPhase::Ready, PhaseStatus::Done, Some(0), None);
             Ok(())
         };
         let sync = async {
+            let boot = &*self.assigned().await;
             match self.sync_beside(boot, user, timeout).await {
                 Ok(moved) => self.sandbox.sync.end(&moved),
                 Err(()) => {

@@ -18,6 +18,11 @@ impl PhaseError {
         Self::new(message.into(), false)
     }
 
+    /// A failure that repeats itself.
+    pub(super) fn permanent(message: impl Into<String>) -> Self {
+        Self::new(message.into(), true)
+    }
+
     fn new(message: String, permanent: bool) -> Self {
         Self { failure: BootFailure { message, permanent, start_over: false }, tail: None }
     }

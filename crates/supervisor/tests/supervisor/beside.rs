@@ -22,14 +22,14 @@ exec /usr/bin/git "$@"
 "#;
 
 /// A sandbox on the disk of a build, whose fetch waits, and the origin of that build.
-struct Slow {
-    sandbox: Sandbox,
+pub(crate) struct Slow {
+    pub(crate) sandbox: Sandbox,
     origin: Sandbox,
-    owner: Client,
+    pub(crate) owner: Client,
 }
 
 impl Slow {
-    fn built(files: &[(&str, &str)]) -> (Sandbox, Boot) {
+    pub(crate) fn built(files: &[(&str, &str)]) -> (Sandbox, Boot) {
         let origin = Sandbox::start();
         let boot = origin.boot(BootStart::Build, files);
         let build = Boot { agent: None, ..boot.clone() };
@@ -39,7 +39,7 @@ impl Slow {
         (origin, boot)
     }
 
-    fn boot(origin: Sandbox, boot: Boot) -> Self {
+    pub(crate) fn boot(origin: Sandbox, boot: Boot) -> Self {
         let sandbox = Sandbox::start();
         fs::remove_dir(sandbox.at("workspace")).unwrap();
         fs::rename(origin.at("workspace"), sandbox.at("workspace")).unwrap();
@@ -63,7 +63,7 @@ impl Slow {
         slow
     }
 
-    fn release(&self) {
+    pub(crate) fn release(&self) {
         fs::remove_file(self.sandbox.at("home/hold-fetch")).unwrap();
     }
 

@@ -197,6 +197,7 @@ impl Sandbox {
             mcp_servers: Vec::new(),
             env: BTreeMap::from([("GREETING".to_owned(), "hi".to_owned())]),
             hook_millis: None,
+            standby: false,
         }
     }
 

@@ -20,6 +20,7 @@ mod restarts;
 mod rpc_agents;
 mod saved_work;
 mod syncs;
+mod standby;
 mod terminals;
 mod tree_requests;
 mod turns;
