@@ -57,6 +57,7 @@ class Host:
             "HARVEST_CONFIG": "/dev/null",
             "HARVEST_IMAGE": "claude",
             "HARVEST_SCHEDULE": "false",
+            "HARVEST_POOL": "0",
             "NO_COLOR": "1",
             **env,
         }

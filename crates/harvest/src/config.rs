@@ -71,6 +71,8 @@ pub(crate) struct Config {
     pub(crate) pr_mode: PullRequestMode,
     /// Where GitHub is, and how the server signs in.
     pub(crate) github: GitHubConfig,
+    /// The number of sandboxes in the warm pool per repository in use.
+    pub(crate) pool: u32,
     /// A file with prices of models that come before the shipped ones.
     pub(crate) prices: Option<PathBuf>,
     /// The services for model calls.
@@ -178,6 +180,7 @@ impl Config {
             schedule: file.schedule.expect(HAS_DEFAULT),
             pr_mode: file.pr.expect(HAS_DEFAULT),
             github,
+            pool: file.pool.expect(HAS_DEFAULT),
             prices: file.prices,
             upstreams,
             agents,

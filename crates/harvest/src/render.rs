@@ -34,7 +34,10 @@ use crate::{
 use harvest_proto::{
     Event, EventBody, RepositoryName, StateReason, Timestamp,
     api::{CheckOutcome, Evidence, Session, SessionState},
-    event::{BootPhase, McpState, PhaseStatus, PlanStep, StepStatus, SyncedCheckout, TurnOutcome},
+    event::{
+        BootPhase, McpState, PhaseStatus, PlanStep, StartWay, StepStatus, SyncedCheckout,
+        TurnOutcome,
+    },
 };
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -296,6 +299,9 @@ fn default_lines(body: &EventBody, width: usize) -> Vec<String> {
         EventBody::PromptCancelled { prompt } => vec![format!("Removed {prompt} from the queue")],
         EventBody::PromptMoved { prompt, position } => {
             vec![format!("Moved {prompt} to position {position}")]
+        }
+        EventBody::SandboxStarted { sandbox, way: StartWay::Pool, millis, .. } => {
+            vec![format!("Took {sandbox} from the warm pool in {}", human_millis(*millis))]
         }
         EventBody::SandboxStarted { sandbox, from, millis, .. } => {
             vec![format!("Started {sandbox} from {from} in {}", human_millis(*millis))]

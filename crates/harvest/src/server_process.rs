@@ -25,7 +25,9 @@ use harvest_proto::{
 };
 use harvest_providers::{Local, debian_mirrors, host_settings};
 use harvest_server::{Limits as ServerLimits, ServerState};
-use harvest_session::{Accounts, Dependencies, ServerParts, Sessions, StoreLedger, error_chain};
+use harvest_session::{
+    Accounts, Dependencies, PoolConfig, ServerParts, Sessions, StoreLedger, error_chain,
+};
 use harvest_store::Store;
 use tokio::{
     net::TcpListener,
@@ -348,6 +350,11 @@ async fn open_parts(
             budget_tokens: config.budget_tokens,
             schedule: config.schedule,
             pr_mode: config.pr_mode,
+            pool: PoolConfig {
+                per_repository: config.pool as usize,
+                program: supervisor::install(&config.home)?.display().to_string(),
+                ..PoolConfig::default()
+            },
             artifacts: Some(config.home.join("artifacts")),
         },
     };

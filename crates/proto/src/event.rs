@@ -82,6 +82,8 @@ pub enum EventBody {
         epoch: u64,
         /// Image or snapshot it was started from.
         from: String,
+        /// What was prepared before the session wanted it.
+        way: StartWay,
         /// Duration of the start.
         millis: u64,
     },
@@ -429,6 +431,21 @@ pub struct Blob {
     pub id: BlobId,
     /// Size of the blob.
     pub bytes: u64,
+}
+
+/// What was prepared before a session wanted its sandbox, the most first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum StartWay {
+    /// A sandbox of the warm pool, with the agent started.
+    Pool,
+    /// The repository's build.
+    Build,
+    /// An earlier state of this session or of another one.
+    Snapshot,
+    /// Only the image: the repositories are cloned.
+    Image,
 }
 
 /// Phases of a sandbox's boot, in order.

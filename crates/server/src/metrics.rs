@@ -113,6 +113,14 @@ fn sessions(page: &mut MetricsPage, stats: &ServerStats) {
             page.one(&format!("harvest_standby_{name}"), kind, help, value);
         }
     }
+    for (name, kind, help, value) in [
+        ("ready", "gauge", "Sandboxes of the warm pool that a session can take", stats.pool.ready),
+        ("starting", "gauge", "Sandboxes of the warm pool that start", stats.pool.starting),
+        ("started_total", "counter", "Sandboxes started for the warm pool", stats.pool.started),
+        ("claimed_total", "counter", "Sessions that took one of them", stats.pool.claimed),
+    ] {
+        page.one(&format!("harvest_pool_{name}"), kind, help, value);
+    }
     page.one("harvest_events_total", "counter", "Events stored", counts.events);
     let histograms = [
         ("harvest_queue_wait_seconds", "Time prompts spent in the queue", &counts.waits),

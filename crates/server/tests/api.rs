@@ -18,6 +18,8 @@ mod network;
 mod permissions;
 mod standalone;
 mod test_server;
+#[path = "api/warm.rs"]
+mod warm;
 
 use serde_json::{Value, json};
 use test_server::{ApiResponse, TestServer};

@@ -7,7 +7,7 @@ use harvest_proto::api::Session;
 use harvest_store::{Lease, Store};
 
 use crate::{
-    artifacts::ArtifactFiles, error::SessionError, monotonic_clock::MonotonicClock,
+    artifacts::ArtifactFiles, error::SessionError, monotonic_clock::MonotonicClock, pool::Pool,
     removals::Removals, repositories::Repositories, retention::RetentionEnforcer,
     root_locks::RootLocks, sandbox_context::SandboxContext, tasks::Tasks, timeouts::Timeouts,
     tool_host::FindToolHost,
@@ -23,6 +23,7 @@ pub(crate) struct Shared {
     pub(crate) timeouts: Timeouts,
     pub(crate) sandboxes: Arc<SandboxContext>,
     pub(crate) repositories: Repositories,
+    pub(crate) pool: Arc<Pool>,
     pub(crate) removals: Arc<Removals>,
     pub(crate) artifacts: Arc<ArtifactFiles>,
     pub(crate) retention: Arc<RetentionEnforcer>,

@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod accounts;
+mod agent_launch;
 mod agents;
 mod artifacts;
 pub mod bridge;
@@ -31,7 +32,9 @@ mod ledger;
 mod memory_file;
 mod metrics;
 mod monotonic_clock;
+mod pool;
 mod prices;
+mod provider_retry;
 mod reconcile;
 mod removals;
 mod repositories;
@@ -47,6 +50,7 @@ pub mod timeouts;
 mod tool_host;
 mod tools;
 mod trees;
+mod uuid;
 mod wall_clock;
 
 /// What the server needs to offer tools by the Model Context Protocol.
@@ -70,6 +74,7 @@ pub use harvest_store::{BudgetOwner, Claim, Lease, RuleOwner, SessionFilter, Sto
 pub use history::HistoryLimits;
 pub use ledger::StoreLedger;
 pub use metrics::{Histogram, MetricCounts};
+pub use pool::{PoolConfig, PoolCounts};
 pub use prices::{Price, Prices};
 pub use repositories::{ALL_AGENTS, Repositories, WebhookRefusal, default_image};
 pub use retention::Retention;

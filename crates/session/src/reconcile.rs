@@ -35,7 +35,8 @@ impl Reconcile {
     pub(crate) async fn begin(shared: &Shared) -> Result<Self, SessionError> {
         let sandboxes = shared.sandboxes.provider.list().await?.into_iter();
         let sandboxes = sandboxes.filter(|listed| listed.owner == SandboxOwner::Session);
-        let owned = shared.store.session_sandboxes().await?;
+        let mut owned = shared.store.session_sandboxes().await?;
+        owned.extend(shared.pool.sandboxes().await?);
         let orphans = sandboxes.map(|listed| listed.id).filter(|id| !owned.contains(id)).collect();
         let ours = match shared.sandboxes.provider.snapshots() {
             Some(snapshots) => belongs_to_this_store(shared, snapshots).await?,

@@ -23,6 +23,7 @@ use crate::{
     doors::Doors,
     error::SessionError,
     monotonic_clock::MonotonicClock,
+    pool::{Pool, PoolConfig},
     removals::Removals,
     repositories::{
         ForgeNews, OpenPolicies, Repositories, RepositoryContext, ServerDoors, Trusted,
@@ -34,6 +35,7 @@ use crate::{
     sessions::Sessions,
     tasks::Tasks,
     timeouts::Timeouts,
+    tools,
 };
 
 #[derive(Debug, Clone, Default)]
@@ -58,6 +60,8 @@ pub struct Config {
     pub schedule: bool,
     /// What is opened for branches that sessions push, unless a session says otherwise.
     pub pr_mode: PullRequestMode,
+    /// The warm pool.
+    pub pool: PoolConfig,
     /// The folder for the contents of artifacts; without it they are refused.
     pub artifacts: Option<PathBuf>,
 }
@@ -164,7 +168,16 @@ async fn shared(
         news: ForgeNews::default(),
         clock,
         build_ended: Notify::new(),
+        changes: Arc::default(),
     });
+    let pool = Pool::new(
+        (store.clone(), lease),
+        clock,
+        Arc::clone(&sandboxes),
+        repositories.clone(),
+        config.pool,
+        tools::definitions,
+    );
     Ok(Shared {
         store,
         lease,
@@ -174,6 +187,7 @@ async fn shared(
         timeouts,
         sandboxes,
         repositories,
+        pool,
         removals,
         artifacts,
         retention: Arc::new(retention),

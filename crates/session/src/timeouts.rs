@@ -2,6 +2,11 @@
 
 use std::time::Duration;
 
+// A freeze ends by itself after this. Long enough that a busy server can renew hundreds, short
+// enough that the sandboxes of a dead server thaw soon.
+pub(crate) const FREEZE_LEASE: Duration = Duration::from_secs(60);
+pub(crate) const FREEZE_RENEWAL: Duration = Duration::from_secs(20);
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Timeouts {
     /// The interval of a supervisor's heartbeats.

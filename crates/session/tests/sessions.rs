@@ -17,6 +17,8 @@ mod create;
 mod failures;
 #[path = "sessions/forks_and_diffs.rs"]
 mod forks_and_diffs;
+#[path = "sessions/fuse.rs"]
+mod fuse;
 #[path = "sessions/harness.rs"]
 mod harness;
 #[path = "sessions/idle_and_slots.rs"]
@@ -25,6 +27,8 @@ mod idle_and_slots;
 mod network_rules;
 #[path = "sessions/other_agents.rs"]
 mod other_agents;
+#[path = "sessions/pool.rs"]
+mod pool;
 #[path = "sessions/pull_requests.rs"]
 mod pull_requests;
 #[path = "sessions/reads.rs"]

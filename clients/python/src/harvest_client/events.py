@@ -96,6 +96,7 @@ class SandboxStarted(Event):
     sandbox: str
     epoch: int
     source: str = field(metadata={"json": "from"})
+    way: str
     millis: int
 
 

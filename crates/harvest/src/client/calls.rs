@@ -7,8 +7,8 @@ use harvest_proto::{
     RepositoryName, RepositoryRef, Secret, SessionId,
     api::{
         AddRepository, CreatePrompt, CreatePullRequest, CreateSession, ForkSession,
-        MergePullRequest, Page, Prompt, PullRequest, Repository, RetentionReport, Session,
-        SessionRepository, SessionState, Turn, UpdatePullRequest, UpdateRepository,
+        MergePullRequest, Page, PoolSandbox, Prompt, PullRequest, Repository, RetentionReport,
+        Session, SessionRepository, SessionState, Turn, UpdatePullRequest, UpdateRepository,
     },
 };
 use reqwest::Method;
@@ -38,6 +38,11 @@ impl Client {
     /// The number of sessions in each state.
     pub(crate) async fn session_counts(&self) -> Result<BTreeMap<String, u64>> {
         self.get("/v1/sessions/counts").await
+    }
+
+    /// The sandboxes of the warm pool.
+    pub(crate) async fn pool(&self) -> Result<Vec<PoolSandbox>> {
+        self.all("/v1/warm").await
     }
 
     pub(crate) async fn session_count(&self, state: SessionState) -> Result<u64> {

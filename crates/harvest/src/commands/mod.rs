@@ -15,6 +15,7 @@ mod diff;
 mod doctor;
 mod events;
 mod exec;
+mod first_start;
 mod fork;
 mod gc;
 mod help;

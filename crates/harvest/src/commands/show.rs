@@ -6,7 +6,7 @@ use harvest_proto::{
     api::{Session, SessionRepository, Turn},
 };
 
-use super::{ls::age, turns};
+use super::{first_start, ls::age, turns};
 use crate::{
     Invocation,
     cli::SessionArg,
@@ -27,8 +27,10 @@ pub(crate) async fn run(ctx: &Invocation, args: &SessionArg) -> Result<u8> {
         return ctx.print.document(&session).map(|()| 0);
     }
     let turns = client.turns(&id).await?;
+    let first = client.events_up_to(&id, first_start::EVENTS, first_start::EVENTS).await?;
+    let start = first_start::describe(&first);
     let report = report(&client, &session).await?;
-    ctx.print.styled_out(&(text(ctx.print.stdout, &session, &turns) + &report))?;
+    ctx.print.styled_out(&(text(ctx.print.stdout, &session, start, &turns) + &report))?;
     Ok(0)
 }
 
@@ -47,7 +49,7 @@ async fn report(client: &Client, session: &Session) -> Result<String> {
 }
 
 /// Formats a session as lines of `name  value`.
-fn text(style: Palette, session: &Session, turns: &[Turn]) -> String {
+fn text(style: Palette, session: &Session, start: Option<String>, turns: &[Turn]) -> String {
     let usage = session.usage;
     let read = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens;
     let mut lines = vec![
@@ -71,6 +73,7 @@ fn text(style: Palette, session: &Session, turns: &[Turn]) -> String {
         add("repository", Some(repository_line(repository)));
     }
     add("sandbox", session.sandbox.as_ref().map(ToString::to_string));
+    add("start", start);
     add("snapshot", session.snapshot_id.as_ref().map(ToString::to_string));
     let turn = session.forked_turn.map_or_else(String::new, |turn| format!("@{turn}"));
     add("forked from", session.forked_from.as_ref().map(|from| format!("{from}{turn}")));

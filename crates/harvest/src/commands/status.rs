@@ -24,15 +24,21 @@ pub(crate) async fn run(ctx: &Invocation) -> Result<u8> {
     }
     let client = Client::find(&ctx.config)?;
     let (counts, repositories) = (client.session_counts().await?, client.repositories().await?);
+    let warm = client.pool().await?.len() as u64;
     let urgent = most_urgent(&client, &counts).await?;
     let document = json!({
         "version": version,
         "server": client.url(),
         "repositories": repositories.len(),
         "sessions": counts,
+        "warm_sandboxes": warm,
     });
     ctx.print.result(&document, |_| {
-        format!("Harvest {version} at {}: {}\n", client.url(), summary(&counts, &repositories))
+        format!(
+            "Harvest {version} at {}: {}\n",
+            client.url(),
+            summary(&counts, &repositories, warm)
+        )
     })?;
     ctx.print.hint(next(urgent.as_ref(), !counts.is_empty(), &repositories));
     Ok(0)
@@ -51,7 +57,7 @@ async fn most_urgent(client: &Client, counts: &Counts) -> Result<Option<Session>
 /// The number of sessions in each state.
 type Counts = BTreeMap<String, u64>;
 
-fn summary(counts: &Counts, repositories: &[Repository]) -> String {
+fn summary(counts: &Counts, repositories: &[Repository], warm: u64) -> String {
     let many = |count: u64, one: &str, more: &str| match count {
         0 => format!("no {more}"),
         1 => format!("1 {one}"),
@@ -64,7 +70,12 @@ fn summary(counts: &Counts, repositories: &[Repository]) -> String {
     let states =
         if states.is_empty() { String::new() } else { format!(" ({})", states.join(", ")) };
     let repositories = many(repositories.len() as u64, "repository", "repositories");
-    format!("{repositories}, {}{states}", many(counts.values().sum(), "session", "sessions"))
+    let sessions = many(counts.values().sum(), "session", "sessions");
+    let warm = match warm {
+        0 => String::new(),
+        _ => format!(", {} waiting for a session", many(warm, "sandbox", "sandboxes")),
+    };
+    format!("{repositories}, {sessions}{states}{warm}")
 }
 
 /// The next useful command.
@@ -105,11 +116,17 @@ mod tests {
     #[test]
     fn status_counts_states_and_hints_most_urgent() {
         let counts = Counts::from([("needs_input".into(), 1), ("running".into(), 2)]);
-        assert_eq!(summary(&counts, &[]), "no repositories, 3 sessions (2 running, 1 needs_input)");
+        assert_eq!(
+            summary(&counts, &[], 0),
+            "no repositories, 3 sessions (2 running, 1 needs_input)"
+        );
         assert!(next(Some(&session("needs_input")), true, &[]).contains("asks a question"));
         let running = next(Some(&session("running")), true, &[]);
         assert!(running.starts_with("`harvest attach ses_4kq2aaaaaaaa`"));
-        assert_eq!(summary(&Counts::new(), &[]), "no repositories, no sessions");
+        let summary = |warm| summary(&Counts::new(), &[], warm);
+        assert_eq!(summary(0), "no repositories, no sessions");
+        let waiting = "no repositories, no sessions, 1 sandbox waiting for a session";
+        assert_eq!(summary(1), waiting);
         assert!(next(None, false, &[]).contains("repo add"));
     }
 }

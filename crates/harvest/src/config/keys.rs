@@ -127,6 +127,10 @@ table! {
         pr: PullRequestMode, "`none`, `draft` or `ready`", "`ready`",
             "What is opened for a branch that a session pushes: nothing, a draft, or a pull \
              request; also `--pr` of `harvest run`";
+        pool: u32, "number", "`1`",
+            "How many sandboxes wait with a started agent for the next session of each repository \
+             that has a build and was used in the last 24 hours, within a quarter of the machine's \
+             memory; 0 switches the pool off";
         store_driver: Driver, "`auto`, `dir` or `btrfs`", "`dir`",
             "The disk driver of a new `home`: plain folders, or btrfs, which snapshots and forks \
              in milliseconds but takes two to five times as long for large and random writes; an \

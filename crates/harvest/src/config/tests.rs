@@ -47,6 +47,7 @@ const SAMPLES: &[(&str, &str, &str)] = &[
     ("prices", "\"/file\"", "/env"),
     ("schedule", "false", "true"),
     ("pr", "\"none\"", "draft"),
+    ("pool", "0", "1"),
     ("store_driver", "\"btrfs\"", "auto"),
     ("state_size", "\"3g\"", "4g"),
     ("database", "\"sqlite:/file\"", "sqlite:/env"),

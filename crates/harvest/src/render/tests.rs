@@ -5,8 +5,8 @@ use harvest_proto::{
     PromptId, SandboxId, SnapshotId,
     bridge::Exit,
     event::{
-        BootFailure, CheckoutSync, CommittedWork, McpServer, SavedWork, SnapshotKind, SyncOutcome,
-        ToolKind,
+        BootFailure, CheckoutSync, CommittedWork, McpServer, SavedWork, SnapshotKind, StartWay,
+        SyncOutcome, ToolKind,
     },
 };
 use serde_json::{Value, json};
@@ -382,6 +382,7 @@ fn sandbox_start_is_shown_and_snapshot_only_verbose() {
             sandbox: sandbox.clone(),
             epoch: 1,
             from: "calc".into(),
+            way: StartWay::Image,
             millis: 4,
         },
         EventBody::SnapshotTaken {

@@ -11,6 +11,7 @@ mod images;
 mod memory;
 mod models;
 mod network;
+mod pool;
 mod prompts;
 mod repositories;
 mod repository_config;
@@ -45,6 +46,7 @@ pub use models::{KeySource, McpService, ModelService, ServiceModels, UnusableMod
 pub use network::{
     AllowedName, NameSource, NetworkLogEntry, NetworkRule, NetworkRules, SetNetworkRule,
 };
+pub use pool::{PoolSandbox, PoolStatus, WarmRepository, WarmingSandbox};
 pub use prompts::{
     Attachment, CreateAttachment, CreatePrompt, MovePrompt, Prompt, PromptStatus, Turn,
 };

@@ -183,10 +183,16 @@ impl Fake {
         self.sandbox(sandbox).ok()?.files().get(path).cloned()
     }
 
-    /// The boot request of a sandbox, if it got one.
+    /// The last boot request of a sandbox, if it got one.
     #[must_use]
     pub fn boot(&self, sandbox: &SandboxId) -> Option<Boot> {
-        self.sandbox(sandbox).ok()?.booted()
+        self.boots(sandbox).pop()
+    }
+
+    /// The boot requests of a sandbox that it acted on: one of the warm pool gets two.
+    #[must_use]
+    pub fn boots(&self, sandbox: &SandboxId) -> Vec<Boot> {
+        self.sandbox(sandbox).map_or_else(|_| Vec::new(), |fake_sandbox| fake_sandbox.boots())
     }
 
     /// Completes the `hold` turn of a sandbox.

@@ -36,7 +36,10 @@ struct SandboxContent {
     frozen: bool,
     freezes: u64,
     detached: u32,
-    boot: Option<Boot>,
+    /// The order to stand by, if there was one, and the one for a session.
+    boots: Vec<Boot>,
+    /// The sandbox has its session's order, and was frozen when that came.
+    ready_when_thawed: bool,
     failed: bool,
     prompts: Vec<(PromptId, PromptProgress)>,
     turn: Option<FakeTurn>,
@@ -92,8 +95,8 @@ impl FakeSandbox {
         self.lock().files.insert(path.to_owned(), bytes);
     }
 
-    pub(crate) fn booted(&self) -> Option<Boot> {
-        self.lock().boot.clone()
+    pub(crate) fn boots(&self) -> Vec<Boot> {
+        self.lock().boots.clone()
     }
 
     pub(crate) fn ended(&self) -> Option<String> {
@@ -114,6 +117,9 @@ impl FakeSandbox {
             let mut state = self.lock();
             state.frozen = frozen;
             state.freezes += u64::from(frozen);
+            if !frozen && std::mem::take(&mut state.ready_when_thawed) {
+                state.phase(BootPhase::Ready, PhaseStatus::Done);
+            }
         }
         self.notify();
     }
@@ -165,7 +171,7 @@ impl FakeSandbox {
     pub(crate) fn own(&self, lease: u64, epoch: u64, stored: u64) -> Option<u64> {
         let number = {
             let mut state = self.lock();
-            let other = state.boot.as_ref().is_some_and(|boot| boot.epoch != epoch);
+            let other = state.boots.iter().any(|boot| boot.epoch != epoch);
             if lease < state.lease || other {
                 return None;
             }
@@ -182,8 +188,8 @@ impl FakeSandbox {
         let state = self.lock();
         Status {
             phase: state
-                .boot
-                .as_ref()
+                .boots
+                .last()
                 .map(|_| if state.failed { BootPhase::Setup } else { BootPhase::Ready }),
             failed: state.failed,
             prompts: state.prompts.clone(),
@@ -211,13 +217,23 @@ impl FakeSandbox {
 
     pub(crate) fn boot(&self, boot: Boot) -> Result<Reply, Fault> {
         let mut state = self.lock();
-        if state.boot.is_some() {
+        let stood_by = state.boots.last().is_some_and(|last| last.standby);
+        let standby = boot.standby;
+        if !state.boots.is_empty() && (!stood_by || standby) {
             return Ok(Reply::Done);
         }
-        state.boot = Some(boot);
+        if state.boots.iter().any(|first| first.session != boot.session) {
+            return Err(Fault::invalid("this sandbox belongs to another session"));
+        }
+        state.boots.push(boot);
         state.failed = self.boot == BootBehavior::Failing;
-        state.phase(BootPhase::Starting, PhaseStatus::Done);
+        if !stood_by {
+            state.phase(BootPhase::Starting, PhaseStatus::Done);
+        }
         match self.boot {
+            BootBehavior::Succeeding if standby => state.phase(BootPhase::Agent, PhaseStatus::Done),
+            // Git and the agent are frozen.
+            BootBehavior::Succeeding if state.frozen => state.ready_when_thawed = true,
             BootBehavior::Succeeding => state.phase(BootPhase::Ready, PhaseStatus::Done),
             BootBehavior::Failing => state.phase(BootPhase::Setup, PhaseStatus::Failed),
             BootBehavior::Hanging => {}
@@ -229,7 +245,7 @@ impl FakeSandbox {
 
     pub(crate) fn prompt(&self, order: TurnRequest) -> Result<Reply, Fault> {
         let mut state = self.lock();
-        if state.boot.is_none() || state.failed {
+        if state.boots.last().is_none_or(|boot| boot.standby) || state.failed {
             return Err(Fault::new(FaultCode::NotReady, "not booted"));
         }
         if state.prompts.iter().any(|(seen, _)| *seen == order.prompt) {

@@ -12,6 +12,7 @@ mod hooks;
 mod memory;
 mod models;
 mod network;
+mod pool;
 mod prompts;
 mod pty;
 mod pull_requests;
@@ -56,6 +57,7 @@ pub(crate) fn routes() -> Routes<ServerState> {
         hooks::routes(),
         repositories::routes(),
         schedule::routes(),
+        pool::routes(),
         memory::routes(),
         network::routes(),
         budgets::routes(),

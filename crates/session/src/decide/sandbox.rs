@@ -70,6 +70,8 @@ impl Decider<'_> {
         match &self.state.sandbox {
             SandboxState::Booting { sandbox, .. } => {
                 self.actions.push(Action::Connect { sandbox: sandbox.clone(), epoch });
+                // One of the warm pool is frozen until its session has it.
+                self.actions.push(Action::Thaw { sandbox: sandbox.clone() });
             }
             SandboxState::Ready { sandbox, activity, .. } => {
                 self.actions.push(Action::Connect { sandbox: sandbox.clone(), epoch });

@@ -6,7 +6,6 @@ use std::{sync::Arc, time::Duration};
 use harvest_gateway::{DoorListener, ledger::DoorPolicy};
 use harvest_proto::{
     BUDGET_REACHED, EventBody, RepositoryName, SandboxId, SessionId, TurnReason,
-    api::AgentInfo,
     bridge::{BridgeRole, OutboxEvent, ToSupervisor},
     event::{BootFailure, BootPhase, PhaseStatus, SyncOutcome, TurnOutcome},
 };
@@ -15,6 +14,7 @@ use tokio::{sync::mpsc, time::Instant};
 
 use super::{ControlFlow, Driver, TaskReport, blobs::store_blobs, commit::EventCommit};
 use crate::{
+    agent_launch::agent_info,
     bridge::{Bridge, BridgeError, OpenedBridge, OwnerMessage},
     compute_meter::compute_owner,
     context::Shared,
@@ -413,12 +413,6 @@ fn synced_bases(body: &EventBody) -> Vec<Write> {
         }
         _ => Vec::new(),
     }
-}
-
-/// What the agent says of itself, to be kept with the session.
-fn agent_info(body: &EventBody) -> Option<AgentInfo> {
-    let EventBody::AgentReady { version, model, mcp } = body else { return None };
-    Some(AgentInfo { version: version.clone(), model: model.clone(), mcp: mcp.clone() })
 }
 
 /// Completes the reason for the end of a turn. The supervisor stops a turn on request, but the

@@ -6,30 +6,31 @@ use std::{sync::Arc, time::Duration};
 use harvest_proto::{
     AgentName, EventBody, SandboxId, SessionId, SnapshotId,
     bridge::{Boot, BootStart, Checkout, ToSupervisor},
-    event::SnapshotKind,
+    event::{SnapshotKind, StartWay},
 };
 use harvest_store::{CheckoutRecord, Removal, Write};
 
 use super::{
     Driver, TaskReport,
-    freezer::{HAND_OVER, LEASE, thaw_now},
+    freezer::{HAND_OVER, thaw_now},
     late_results::{remove_late_sandbox, remove_late_snapshot},
-    launch::mcp_servers,
     writes,
 };
 use crate::{
+    agent_launch::mcp_servers,
     bridge::{Bridge, BridgeError, PendingReply},
     checkout,
     context::Shared,
     decide::{Action, Input, SandboxState, StartFailure},
     error_chain::error_chain,
     memory_file,
+    provider_retry::retry,
     repositories::{boot_start, owners_of},
     sandboxes::{
         Created, Durability, Found, MissingObject, SandboxError, SandboxSpec, StartFrom,
         StateVolume,
     },
-    timeouts::millis,
+    timeouts::{FREEZE_LEASE, millis},
     trees,
     wall_clock::now,
 };
@@ -61,7 +62,7 @@ impl Driver {
             Action::StopAndDiscard { sandbox } => self.stop_and_discard(sandbox),
             Action::RemoveSnapshot { snapshot } => self.remove_snapshot(snapshot),
             Action::Review => self.review(),
-            Action::Freeze { sandbox } => self.set_frozen(sandbox, Some(LEASE)),
+            Action::Freeze { sandbox } => self.set_frozen(sandbox, Some(FREEZE_LEASE)),
             Action::HandOver { sandbox } => self.set_frozen(sandbox, Some(HAND_OVER)),
             Action::Thaw { sandbox } => self.set_frozen(sandbox, None),
             // Persisted actions are written already.
@@ -103,6 +104,11 @@ impl Driver {
                 StartFrom::Image(name) => (name.clone(), None),
                 StartFrom::Snapshot(snapshot) => (snapshot.to_string(), Some(snapshot.clone())),
             };
+            let way = match start {
+                BootStart::Restore => StartWay::Snapshot,
+                BootStart::Image => StartWay::Build,
+                BootStart::Fresh | BootStart::Build | BootStart::Rebuild => StartWay::Image,
+            };
             let spec = SandboxSpec {
                 state: primary.map(|primary| StateVolume::Repository(primary.repository)),
                 ..SandboxSpec::of_session(sandbox.clone(), from, shared.sandboxes.resources)
@@ -118,8 +124,8 @@ impl Driver {
             let report = match created {
                 Ok(Created { warnings }) => {
                     let (sandbox, id) = (sandbox.clone(), sandbox.clone());
-                    let body =
-                        EventBody::SandboxStarted { sandbox, epoch, from: origin_name, millis };
+                    let from = origin_name;
+                    let body = EventBody::SandboxStarted { sandbox, epoch, from, way, millis };
                     let started = writes::event(now(), None, body);
                     let missing = warnings.into_iter().map(|missing| {
                         let message = format!("the sandbox starts {missing}");
@@ -442,23 +448,5 @@ async fn turn_diff(
             None
         }
         Err(_) => None,
-    }
-}
-
-/// Retries without limit: the session cannot continue without the answer.
-pub(super) async fn retry<T, F>(mut call: impl FnMut() -> F) -> T
-where
-    F: Future<Output = Result<T, SandboxError>>,
-{
-    let mut wait = Duration::from_millis(50);
-    loop {
-        match call().await {
-            Ok(answer) => return answer,
-            Err(error) => {
-                tracing::warn!(error = error_chain(&error), "the provider failed; retrying")
-            }
-        }
-        tokio::time::sleep(wait).await;
-        wait = (wait * 2).min(Duration::from_secs(10));
     }
 }

@@ -16,12 +16,8 @@ use crate::{
     decide::{Input, SandboxState},
     error_chain::error_chain,
     sandboxes::{FreezeControl, SandboxError},
+    timeouts::FREEZE_RENEWAL,
 };
-
-// Long enough that a busy server can renew hundreds, short enough that the sandboxes of a dead
-// server thaw soon.
-pub(super) const LEASE: Duration = Duration::from_secs(60);
-const RENEW_INTERVAL: Duration = Duration::from_secs(20);
 
 // A machine whose server stays down for longer runs the turn on rather than keep it forever.
 pub(super) const HAND_OVER: Duration = Duration::from_secs(30 * 24 * 60 * 60);
@@ -150,7 +146,7 @@ impl FreezeTask {
         match result {
             Ok(()) => {
                 self.report(Input::Frozen { epoch: self.epoch });
-                Some(RENEW_INTERVAL)
+                Some(FREEZE_RENEWAL)
             }
             Err(error) => {
                 tracing::debug!(sandbox = %self.sandbox, error = error_chain(&error), "cannot freeze a sandbox");

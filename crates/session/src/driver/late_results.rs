@@ -4,8 +4,7 @@
 use harvest_proto::{SandboxId, SessionId, SnapshotId};
 use harvest_store::StoreError;
 
-use super::effects::retry;
-use crate::context::Shared;
+use crate::{context::Shared, provider_retry::retry};
 
 pub(super) async fn remove_late_sandbox(shared: &Shared, session: &SessionId, sandbox: &SandboxId) {
     if is_named(shared, session, &sandbox.to_string()).await == Some(false) {

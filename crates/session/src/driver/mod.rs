@@ -54,7 +54,7 @@ use crate::{
 pub(crate) use handle::{BusyGuard, Command, DriverHandle, PromptCommand, Reply};
 pub(crate) use prompts::title;
 pub(crate) use secrets::mask_prompt;
-pub(crate) use writes::{created, event};
+pub(crate) use writes::{created, event, state as state_write};
 
 use connection::Connection;
 use handle::Rest;

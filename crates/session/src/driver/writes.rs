@@ -62,7 +62,7 @@ pub(super) fn push(action: &Action, at: Timestamp, writes: &mut Vec<Write>) {
     writes.extend(body.map(|body| event(at, of_turn, body)));
 }
 
-pub(super) fn state(state: &State, json: String, resting: bool) -> Write {
+pub(crate) fn state(state: &State, json: String, resting: bool) -> Write {
     Write::DriverState(DriverState {
         json,
         state: state.public.state,

@@ -76,11 +76,18 @@ pub(crate) struct RepositoryContext {
     pub(crate) clock: MonotonicClock,
     /// Notifies those that wait for the end of a build.
     pub(crate) build_ended: Notify,
+    /// Notified when a repository is changed or removed: the warm pool follows.
+    pub(crate) changes: Arc<Notify>,
 }
 
 impl Repositories {
     pub(crate) fn new(context: RepositoryContext) -> Self {
         Self { shared: Arc::new(context) }
+    }
+
+    /// Notified when a repository is changed or removed. For one task.
+    pub(crate) fn changes(&self) -> Arc<Notify> {
+        Arc::clone(&self.shared.changes)
     }
 
     /// Registers a repository, after a look at its remote, for which a private one on github.com
@@ -139,6 +146,7 @@ impl Repositories {
             self.check_remote(&after, user).await?;
         }
         self.shared.store.repository_update(&after).await?;
+        self.shared.changes.notify_one();
         Ok(after)
     }
 
@@ -241,6 +249,7 @@ impl Repositories {
             ),
             other => other.into(),
         })?;
+        self.shared.changes.notify_one();
         self.shared.removals.remove_now(&removals).await;
         Ok(())
     }

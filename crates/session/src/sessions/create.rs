@@ -15,15 +15,17 @@ use harvest_proto::{
     repository_address::{https_url, is_same_url, of_ssh},
     repository_name::InvalidRepositoryRef,
 };
-use harvest_store::{NewCheckout, NewPrompt, NewSession, Removal, RuleOwner, Write};
+use harvest_store::{AgentChoice, NewCheckout, NewPrompt, NewSession, Removal, RuleOwner, Write};
 
-use super::{Sessions, attachments, branch, uuid, verbs::new_prompt};
+use super::{Sessions, attachments, branch, verbs::new_prompt};
 use crate::{
     decide::State,
     driver::{UNTITLED, mask_prompt, title},
     error::SessionError,
+    pool::ClaimedMember,
     repositories::{network_rule, shared_owners},
     sandboxes::StartFrom,
+    uuid::uuid,
     wall_clock::now,
 };
 
@@ -59,8 +61,8 @@ impl Sessions {
         user: Author,
         planned: PlannedSession,
     ) -> Result<Session, SessionError> {
-        let PlannedSession { id, writes, secrets_of } = planned;
-        let owner = Some(user.email.clone());
+        let PlannedSession { mut id, writes, secrets_of } = planned;
+        let owner = user.email.clone();
         let author = create.author.unwrap_or(user);
         let attachments = attachments::check(create.attachments)?;
         if create.prompt.is_none() && !attachments.is_empty() {
@@ -73,7 +75,12 @@ impl Sessions {
         create.key.as_deref().map(check_key).transpose()?;
         let agent = create.agent.unwrap_or_default();
         let wanted = requested_repositories(create.repository, create.base, create.repositories)?;
-        let secrets = self.secret_writes(&id, &create.secrets)?;
+        // The id of a session that an agent creates is in its further writes already. The agent of
+        // a waiting sandbox has started without variables and secrets of the session.
+        let is_plain = secrets_of.is_none()
+            && create.from.is_none()
+            && create.env.is_empty()
+            && create.secrets.is_empty();
         let owners = self.owners_of_new(&wanted, &author, secrets_of).await?;
         let services = self.services_of_new(&owners, &create.secrets).await;
         let warning = match &mut prompt {
@@ -90,15 +97,11 @@ impl Sessions {
         if let Some(key) = &create.key {
             self.check_key_free(key).await?;
         }
-        let allow = create.allow.iter().map(|text| session_rule(&id, text));
-        let allow =
-            allow.map(|rule| rule.map(Write::NetworkRule)).collect::<Result<Vec<_>, _>>()?;
+        let mut own_writes = self.own_writes(&id, &create.secrets, &create.allow)?;
         let mut first_writes = match &create.from {
             Some(snapshot) => self.start_from(snapshot).await?,
             None => Vec::new(),
         };
-        first_writes.extend(writes.into_iter().chain(allow).chain(secrets));
-        first_writes.extend(warning);
         let known = match wanted.first() {
             Some(first) => match self.known_repository(first).await? {
                 Some(known) => {
@@ -118,33 +121,93 @@ impl Sessions {
         let checkouts = self.checkouts(wanted, &author).await?;
         let title =
             prompt.as_ref().map_or_else(|| UNTITLED.to_owned(), |prompt| title(&prompt.text));
+        let choice = AgentChoice {
+            agent,
+            model: create.model,
+            effort: create.effort,
+            no_questions: create.no_questions,
+        };
+        let member = match known.filter(|_| is_plain) {
+            Some(known) => self.take_member(&known, &checkouts, &choice, &author, &owner).await,
+            None => None,
+        };
+        if let Some(member) = &member {
+            id = member.session().clone();
+            own_writes = self.own_writes(&id, &create.secrets, &create.allow)?;
+            own_writes.extend(member.writes());
+        }
+        first_writes.extend(writes.into_iter().chain(own_writes));
+        first_writes.extend(warning);
+        // The agent of a waiting sandbox has looked at its branch before there was a title.
+        let of_branch = prompt.as_ref().filter(|_| member.is_none()).map(|_| title.as_str());
+        let AgentChoice { agent, model, effort, no_questions } = choice;
         let new = NewSession {
-            branch: branch(&id, prompt.as_ref().map(|_| title.as_str())),
+            branch: branch(&id, of_branch),
             id,
             title,
             checkouts,
             agent,
-            model: create.model,
-            effort: create.effort,
+            model,
+            effort,
             network: create.network.unwrap_or(network),
             provider: self.shared.sandboxes.provider.name().to_owned(),
             author,
-            conversation: uuid(),
+            conversation: member.as_ref().map_or_else(uuid, ClaimedMember::conversation),
             forked_from: None,
             forked_turn: None,
             key: create.key.clone(),
             env: create.env,
-            no_questions: create.no_questions,
+            no_questions,
             pr_mode: create.pr_mode,
             at: now(),
         };
-        let state = State { user: owner, ..State::new(create.from, false) };
+        let state = match &member {
+            Some(member) => member.state(),
+            None => State::new(create.from, false),
+        };
+        let state = State { user: Some(owner), ..state };
         let inserted = self.insert(new, state, prompt, first_writes).await;
+        if inserted.is_ok() {
+            member.into_iter().for_each(ClaimedMember::inserted);
+            self.shared.pool.on_created();
+        }
         // Another request may have taken the key meanwhile: report which session has it.
         if let (Err(SessionError::Conflict { .. }), Some(key)) = (&inserted, &create.key) {
             self.check_key_free(key).await?;
         }
         inserted
+    }
+
+    /// Takes a waiting sandbox of a repository that was known before the request.
+    async fn take_member(
+        &self,
+        known: &Repository,
+        checkouts: &[NewCheckout],
+        choice: &AgentChoice,
+        author: &Author,
+        user: &str,
+    ) -> Option<ClaimedMember> {
+        let [checkout] = checkouts else { return None };
+        if checkout.base != known.base {
+            return None;
+        }
+        let owners = shared_owners([known.name.clone()].into_iter(), author);
+        self.shared.pool.take(known, choice, &owners, user).await
+    }
+
+    /// The secrets and network rules that a new session is given.
+    fn own_writes(
+        &self,
+        id: &SessionId,
+        secrets: &BTreeMap<String, Secret<String>>,
+        allow: &[String],
+    ) -> Result<Vec<Write>, SessionError> {
+        let mut writes = Vec::with_capacity(allow.len() + secrets.len());
+        for text in allow {
+            writes.push(Write::NetworkRule(session_rule(id, text)?));
+        }
+        writes.extend(self.secret_writes(id, secrets)?);
+        Ok(writes)
     }
 
     /// Whose secrets a session that is about to be created uses, besides its own.

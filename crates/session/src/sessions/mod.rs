@@ -9,6 +9,7 @@ mod diffs;
 mod follow;
 mod forks;
 mod idempotency;
+mod pool;
 mod retention;
 mod sandbox;
 mod secrets;
@@ -32,8 +33,7 @@ use harvest_proto::{
 use tokio::sync::Notify;
 
 use harvest_store::{
-    DriverState, NewPrompt, NewSession, SessionCursor, SessionFilter, SessionRecord, StoreError,
-    Write,
+    NewPrompt, NewSession, SessionCursor, SessionFilter, SessionRecord, StoreError, Write,
 };
 
 use crate::{
@@ -44,6 +44,7 @@ use crate::{
     error_chain::error_chain,
     jobs::Job,
     metrics::Metrics,
+    pool::branch as branch_without_title,
     reconcile::Reconcile,
     sandboxes::Durability,
     tasks::Tasks,
@@ -129,8 +130,10 @@ impl Sessions {
             }
         }
         self.shared.sandboxes.service.adopt_running().await?;
+        self.shared.pool.adopt().await?;
         self.shared.sandboxes.admission.set_open(true);
         reconcile.finish(&self.shared).await?;
+        self.shared.pool.spawn();
         self.shared.removals.spawn();
         self.shared.retention.spawn();
         self.shared.sandboxes.meter.spawn(&self.shared.tasks);
@@ -254,22 +257,16 @@ impl Sessions {
             .collect();
         let inserts = all.into_iter().map(|(new, mut state, prompt, mut writes)| {
             state.start_requested = true;
-            // Queued at once: the order of creation is the order in the queue, whichever driver is
-            // faster.
-            let sequence = self.shared.sandboxes.admission.next_sequence();
-            state.waiting = Some(Waiting { sequence, limit: Limit::Closed, position: 0 });
+            if state.sandbox == SandboxState::Absent {
+                // Queued at once: the order of creation is the order in the queue, whichever driver
+                // is faster.
+                let sequence = self.shared.sandboxes.admission.next_sequence();
+                state.waiting = Some(Waiting { sequence, limit: Limit::Closed, position: 0 });
+            }
             let json =
                 serde_json::to_string(&state).expect("a state holds only maps with text keys");
             writes.insert(0, crate::driver::created(new.at));
-            writes.push(Write::DriverState(DriverState {
-                json,
-                state: state.public.state,
-                reason: state.public.reason,
-                sandbox: None,
-                epoch: 0,
-                snapshot: state.latest_snapshot.clone(),
-                resting: false,
-            }));
+            writes.push(crate::driver::state_write(&state, json, false));
             writes.extend(prompt.map(|prompt| Write::PromptInsert(Box::new(prompt))));
             writes.extend(self.created_write(&new.id.to_string()));
             (new, writes)
@@ -444,10 +441,8 @@ fn unload_resting(drivers: &Mutex<HashMap<SessionId, DriverHandle>>) -> usize {
 }
 
 fn branch(session: &SessionId, title: Option<&str>) -> BranchName {
-    let name = match title {
-        Some(title) => format!("harvest/{}-{}", harvest_forge::slug(title), session.part()),
-        None => format!("harvest/{}", session.part()),
-    };
+    let Some(title) = title else { return branch_without_title(session) };
+    let name = format!("harvest/{}-{}", harvest_forge::slug(title), session.part());
     name.parse().expect("slugs and ids have only letters, digits and hyphens")
 }
 
@@ -457,16 +452,6 @@ fn parse_cursor(cursor: &str) -> Result<SessionCursor, SessionError> {
         .filter(|(_, id)| !id.contains('\0'))
         .and_then(|(at, id)| Some((Timestamp::from_millis(at.parse().ok()?), id.to_owned())))
         .ok_or_else(|| SessionError::invalid("invalid_cursor", "invalid cursor"))
-}
-
-/// A random UUID (version 4), the id of an agent's conversation.
-fn uuid() -> String {
-    let mut bytes = [0u8; 16];
-    getrandom::fill(&mut bytes).expect("every supported Linux has getrandom");
-    bytes[6] = (bytes[6] & 0x0f) | 0x40;
-    bytes[8] = (bytes[8] & 0x3f) | 0x80;
-    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
 #[cfg(test)]

@@ -9,8 +9,8 @@ use harvest_proto::api::SandboxOwner;
 
 use super::Sessions;
 use crate::{
-    error::SessionError, error_chain::error_chain, metrics::MetricCounts, sandboxes::StandbyCounts,
-    wall_clock::now,
+    error::SessionError, error_chain::error_chain, metrics::MetricCounts, pool::PoolCounts,
+    sandboxes::StandbyCounts, wall_clock::now,
 };
 
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -24,6 +24,7 @@ pub struct ServerStats {
     pub sandboxes: Option<u64>,
     /// `None` when the provider did not answer.
     pub standby: Option<StandbyCounts>,
+    pub pool: PoolCounts,
     pub counts: MetricCounts,
 }
 
@@ -64,6 +65,7 @@ impl Sessions {
                 list.iter().filter(|listed| listed.owner == SandboxOwner::Session).count() as u64
             }),
             standby,
+            pool: self.shared.pool.counts(),
             counts: self.metrics.counts(),
         })
     }

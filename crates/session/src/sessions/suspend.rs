@@ -17,11 +17,14 @@ use crate::{
 const CONCURRENT_SAVES: usize = 8;
 
 impl Sessions {
-    /// Saves the sandboxes of idle sessions, freezes those of turns in progress, and starts no
-    /// more. One that cannot be saved within `timeout` keeps running. The next server adopts every
-    /// sandbox that is left.
+    /// Ends the warm pool, saves the sandboxes of idle sessions, freezes those of turns in
+    /// progress, and starts no more. One that cannot be saved within `timeout` keeps running. The
+    /// next server adopts every sandbox that is left.
     pub async fn suspend_all(&self, timeout: Duration) {
         self.stop_admitting();
+        if tokio::time::timeout(timeout, self.shared.pool.end_all()).await.is_err() {
+            tracing::warn!("ending the warm pool timed out; the next server adopts what is left");
+        }
         let running = match self.running().await {
             Ok(running) => running,
             Err(error) => {

@@ -27,13 +27,17 @@ pub(crate) struct SessionTools {
     pub(crate) shared: Arc<Shared>,
 }
 
+/// The tools of every session, as MCP describes them.
+pub(crate) fn definitions() -> Vec<Value> {
+    let own = session::DEFINITIONS.iter().chain([&run_tests::DEFINITION, &artifacts::DEFINITION]);
+    let all = own.chain(&memory::DEFINITIONS);
+    all.map(Definition::to_json).collect()
+}
+
 #[async_trait]
 impl Tools for SessionTools {
     fn list(&self) -> Vec<Value> {
-        let own =
-            session::DEFINITIONS.iter().chain([&run_tests::DEFINITION, &artifacts::DEFINITION]);
-        let all = own.chain(&memory::DEFINITIONS);
-        all.map(Definition::to_json).collect()
+        definitions()
     }
 
     async fn call(&self, name: &str, arguments: Value) -> Option<ToolResult> {

@@ -149,30 +149,6 @@ async fn close_removes_sandbox_of_running_build() {
 }
 
 #[tokio::test]
-async fn build_beyond_its_time_keeps_previous_build() {
-    let mut harness = Harness::new().await;
-    let parts = harness.serve_parts(harness.lease().await).await;
-    let build = async |repositories: &harvest_session::Repositories| {
-        let lines = repositories.build(&demo(), &ada().email).await.unwrap();
-        lines.collect::<Vec<harvest_proto::api::BuildLine>>().await
-    };
-    build(&parts.repositories).await;
-    let before = parts.repositories.get(&demo()).await.unwrap().build.unwrap();
-    parts.sessions.close().await;
-
-    harness.config.timeouts.build = Duration::from_millis(100);
-    let parts = harness.serve_parts(harness.lease().await).await;
-    harness.fake.set_boot_hanging();
-    let lines = build(&parts.repositories).await;
-    let Some(harvest_proto::api::BuildLine::Failed { message, .. }) = lines.last() else {
-        panic!("{lines:?}")
-    };
-    assert!(message.contains("timed out"), "{message}");
-    assert_eq!(parts.repositories.get(&demo()).await.unwrap().build, Some(before));
-    eventually("its sandbox to be gone", || harness.fake.sandboxes().is_empty()).await;
-}
-
-#[tokio::test]
 async fn builds_of_one_user_leave_a_slot() {
     let mut harness = Harness::new().await;
     harness.config.limits.checks = 2;

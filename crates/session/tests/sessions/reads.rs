@@ -121,10 +121,11 @@ async fn prompt_reply_is_the_stored_prompt() {
 }
 
 // Read by jobs only, or a few rows whatever the number of sessions is.
-const MAY_SCAN: [&str; 10] = [
+const MAY_SCAN: [&str; 11] = [
     "repositories",
     "removals",
     "builds",
+    "pool_members",
     "sqlite_schema",
     "CONSTANT ROW",
     // The job of retention.

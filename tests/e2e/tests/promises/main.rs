@@ -69,6 +69,7 @@ mod tools;
 mod turn_zero;
 mod typed_agents;
 mod upgrade;
+mod warm_pool;
 mod with_and_without_server;
 
 use harvest_proto::{EventBody, event::TurnOutcome};

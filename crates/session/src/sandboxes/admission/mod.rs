@@ -2,17 +2,18 @@
 //! a lock and passes its notices to the drivers; decides nothing itself.
 
 mod policy;
+mod pool;
 mod standalone;
 #[cfg(test)]
 mod tests;
 
 use std::{
     collections::HashMap,
-    sync::{Mutex, MutexGuard},
+    sync::{Arc, Mutex, MutexGuard},
 };
 
 use harvest_proto::{SandboxId, SessionId};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use crate::decide::{SandboxState, SlotClaim, State};
 
@@ -25,6 +26,8 @@ pub(crate) struct Admission {
     state: Mutex<AdmissionState>,
     /// Notified whenever a slot may have become free.
     changes: watch::Sender<()>,
+    /// Wakes the pool, which must end sandboxes.
+    pub(crate) pool_ending: Arc<Notify>,
 }
 
 struct AdmissionState {
@@ -39,16 +42,25 @@ type NotifyDriver = Box<dyn Fn(Notice) + Send>;
 impl Admission {
     pub(crate) fn new(limits: Limits) -> Self {
         let state = AdmissionState { policy: SlotPolicy::new(limits), drivers: HashMap::new() };
-        Self { state: Mutex::new(state), changes: watch::Sender::default() }
+        let (changes, pool_ending) = Default::default();
+        Self { state: Mutex::new(state), changes, pool_ending }
     }
 
     fn state(&self) -> MutexGuard<'_, AdmissionState> {
         self.state.lock().expect("no holder of this lock can panic")
     }
 
+    fn update(&self, change: impl FnOnce(&mut SlotPolicy) -> Vec<(SessionId, Notice)>) {
+        let mut state = self.state();
+        state.update(change);
+        if !state.policy.pool_ending().is_empty() {
+            self.pool_ending.notify_one();
+        }
+    }
+
     /// Starts or stops granting slots.
     pub(crate) fn set_open(&self, open: bool) {
-        self.state().update(|policy| policy.set_open(open));
+        self.update(|policy| policy.set_open(open));
         self.changes.send_replace(());
     }
 
@@ -69,17 +81,15 @@ impl Admission {
         state: &State,
         notify: impl Fn(Notice) + Send + 'static,
     ) {
-        let mut admission = self.state();
-        admission.drivers.insert(session.clone(), Box::new(notify));
-        admission.update(|policy| {
+        self.state().drivers.insert(session.clone(), Box::new(notify));
+        self.update(|policy| {
             policy.register(session.clone(), user_key(&user), slot_state(state, false))
         });
     }
 
     pub(crate) fn unregister(&self, session: &SessionId) {
-        let mut admission = self.state();
-        admission.drivers.remove(session);
-        admission.update(|policy| policy.unregister(session));
+        self.state().drivers.remove(session);
+        self.update(|policy| policy.unregister(session));
         self.changes.send_replace(());
     }
 
@@ -91,7 +101,7 @@ impl Admission {
 
     /// A session's state changed. `answered` when it has just decided on a release request.
     pub(crate) fn report(&self, session: &SessionId, state: &State, busy: bool, answered: bool) {
-        self.state().update(|policy| policy.report(session, slot_state(state, busy), answered));
+        self.update(|policy| policy.report(session, slot_state(state, busy), answered));
         self.changes.send_replace(());
     }
 
@@ -104,7 +114,7 @@ impl Admission {
         request_release: bool,
     ) -> Result<u64, SlotRefusal> {
         let mut claimed = Err(SlotRefusal::CLOSED);
-        self.state().update(|policy| {
+        self.update(|policy| {
             let user = user.map(user_key);
             let (result, notices) =
                 policy.claim_standalone(sandboxes, user.as_deref(), request_release);
@@ -130,8 +140,34 @@ impl Admission {
 
     /// Releases a standalone sandbox's slot, unless a newer claim holds it.
     pub(crate) fn release_standalone(&self, sandbox: &SandboxId, claim: u64) {
-        self.state().update(|policy| policy.release_standalone(sandbox, claim));
+        self.update(|policy| policy.release_standalone(sandbox, claim));
         self.changes.send_replace(());
+    }
+
+    /// Claims a slot for a new sandbox of the pool.
+    pub(crate) fn pool_claim(&self, session: &SessionId) -> bool {
+        self.state().policy.pool_claim(session)
+    }
+
+    /// A sandbox of the pool that runs gets a slot even beyond the limit.
+    pub(crate) fn pool_adopt(&self, session: &SessionId) {
+        self.state().policy.pool_adopt(session.clone());
+    }
+
+    /// Reserves a pool sandbox's slot for its session, which this user creates.
+    pub(crate) fn pool_take(&self, session: &SessionId, user: &str) -> bool {
+        self.state().policy.pool_take(session, &user_key(user))
+    }
+
+    /// Releases the slot of a pool sandbox that has ended.
+    pub(crate) fn pool_release(&self, session: &SessionId) {
+        self.update(|policy| policy.pool_release(session));
+        self.changes.send_replace(());
+    }
+
+    /// The pool's sandboxes that must end, because their slots are wanted.
+    pub(crate) fn pool_to_end(&self) -> Vec<SessionId> {
+        self.state().policy.pool_ending()
     }
 
     /// Changes whenever a slot may have become free.

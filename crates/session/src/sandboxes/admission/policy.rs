@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use harvest_proto::{SandboxId, SessionId, Timestamp};
 
-use super::standalone::StandaloneSlot;
+use super::{pool::PoolSlot, standalone::StandaloneSlot};
 use crate::decide::{Limit, SlotClaim};
 
 /// How many sandboxes may run at once.
@@ -81,6 +81,8 @@ pub(crate) struct SlotPolicy {
     pub(super) limits: Limits,
     pub(super) holders: BTreeMap<SessionId, Holder>,
     pub(super) standalone: BTreeMap<SandboxId, StandaloneSlot>,
+    /// The sandboxes of the warm pool, by the session that will take each.
+    pub(super) pool: BTreeMap<SessionId, PoolSlot>,
     next_sequence: u64,
     pub(super) open: bool,
 }
@@ -109,6 +111,7 @@ impl SlotPolicy {
             limits,
             holders: BTreeMap::new(),
             standalone: BTreeMap::new(),
+            pool: BTreeMap::new(),
             next_sequence: 1,
             open: false,
         }
@@ -141,6 +144,8 @@ impl SlotPolicy {
         if let SlotState::Waiting { sequence } = state {
             self.reserve_sequence(sequence);
         }
+        // The slot of its sandbox, if that comes from the pool.
+        self.pool.remove(&session);
         let holder =
             Holder { user, state, granted: false, release_requested: false, notified: None };
         self.holders.insert(session, holder);
@@ -225,8 +230,8 @@ impl SlotPolicy {
         notices
     }
 
-    /// Every waiting session needs one slot: one that is being released, or else one of an idle
-    /// session, which is asked for it.
+    /// Every waiting session needs one slot: one that is being released, or else that of a sandbox
+    /// of the pool, or else that of an idle session, which is asked for it.
     pub(super) fn request_releases(
         &mut self,
         blocked: Vec<(Limit, String)>,
@@ -244,17 +249,21 @@ impl SlotPolicy {
             }
         }
         idle.sort();
-        let mut requested = Vec::new();
+        let (mut requested, mut pooled, mut from_pool) = (Vec::new(), self.pool_free(), 0);
         for (limit, user) in blocked {
             let fits = |other: &String| !matches!(limit, Limit::User(_)) || *other == user;
             if let Some(found) = releasing.iter().position(fits) {
                 releasing.remove(found);
+            } else if matches!(limit, Limit::Sandboxes(_)) && pooled > 0 {
+                pooled -= 1;
+                from_pool += 1;
             } else if let Some(found) = idle.iter().position(|(_, _, other)| fits(other)) {
                 let session = idle.remove(found).1;
                 self.with(&session, |holder| holder.release_requested = true);
                 requested.push((session, Notice::ReleaseRequested));
             }
         }
+        self.pool_request_ends(from_pool);
         requested
     }
 
@@ -263,7 +272,7 @@ impl SlotPolicy {
     }
 
     /// The waiting sessions, the next one first.
-    fn queue(&self) -> Vec<(u64, SessionId, String)> {
+    pub(super) fn queue(&self) -> Vec<(u64, SessionId, String)> {
         let mut queue: Vec<_> = self
             .holders
             .iter()
@@ -286,6 +295,7 @@ impl SlotPolicy {
             total += 1;
             *users.entry(holder.user.clone()).or_default() += 1;
         }
+        total += self.pool.len();
         for slot in self.standalone.values() {
             total += 1;
             if let Some(user) = &slot.user {

@@ -32,8 +32,8 @@ impl SlotRefusal {
 
 impl SlotPolicy {
     /// Claims slots for all of these sandboxes or for none; returns the number of the claim, which
-    /// releases them. A sandbox that has a slot keeps it under the new number. Only with
-    /// `request_release` are idle sessions asked for their slots.
+    /// releases them. A sandbox that has a slot keeps it under the new number. Sandboxes
+    /// of the pool give theirs up; only with `request_release` are idle sessions asked, too.
     pub(crate) fn claim_standalone(
         &mut self,
         sandboxes: &[SandboxId],
@@ -51,6 +51,10 @@ impl SlotPolicy {
             let releasing = can_succeed && missing <= self.releasable(limit, &user);
             let notices = match releasing && request_release {
                 true => self.request_releases(vec![(limit, user); missing]),
+                false if releasing && matches!(limit, Limit::Sandboxes(_)) => {
+                    self.pool_request_ends(missing.min(self.pool_free()));
+                    Vec::new()
+                }
                 false => Vec::new(),
             };
             return (Err(SlotRefusal { limit, releasing, can_succeed }), notices);
@@ -119,6 +123,7 @@ impl SlotPolicy {
             _ => false,
         };
         let fits = |holder: &&Holder| !matches!(limit, Limit::User(_)) || holder.user == user;
-        self.holders.values().filter(releasable).filter(fits).count()
+        let pooled = if matches!(limit, Limit::User(_)) { 0 } else { self.pool_free() };
+        pooled + self.holders.values().filter(releasable).filter(fits).count()
     }
 }

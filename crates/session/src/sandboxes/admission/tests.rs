@@ -25,6 +25,8 @@ struct SimulatedSessions {
     granted: Vec<u64>,
     /// Standalone sandboxes, with their user and claim.
     standalone: Vec<(SandboxId, String, u64)>,
+    /// The sandboxes of the warm pool.
+    pool: Vec<SessionId>,
 }
 
 impl SimulatedSessions {
@@ -37,6 +39,7 @@ impl SimulatedSessions {
             now: 0,
             granted: Vec::new(),
             standalone: Vec::new(),
+            pool: Vec::new(),
         };
         for index in 0..count {
             let (session, user) = (SessionId::random(), format!("user{}", index % 2));
@@ -59,7 +62,8 @@ impl SimulatedSessions {
         let held = self.sessions.iter().filter(|(_, _, state)| holds(state));
         let standalone = self.standalone.iter().map(|(_, user, _)| user);
         let users: Vec<&String> = held.map(|(_, user, _)| user).chain(standalone).collect();
-        assert!(users.len() <= self.limits.sandboxes, "the sandbox limit holds");
+        let all = users.len() + self.pool.len();
+        assert!(all <= self.limits.sandboxes, "the sandbox limit holds");
         for user in &users {
             let same = users.iter().filter(|other| *other == user).count();
             assert!(
@@ -155,6 +159,35 @@ impl SimulatedSessions {
         }
     }
 
+    fn fill_pool(&mut self) {
+        let session = SessionId::random();
+        if self.policy.pool_claim(&session) {
+            self.pool.push(session);
+        }
+        self.assert_limits();
+    }
+
+    /// A new session of a user takes a sandbox of the pool.
+    fn take_from_pool(&mut self, index: usize) {
+        let user = format!("user{}", index % 2);
+        let Some(session) = self.pool.first().cloned() else { return };
+        if self.policy.pool_take(&session, &user) {
+            self.pool.remove(0);
+            let state = SlotState::Holding { idle_since: None, releasing: false };
+            self.sessions.push((session.clone(), user.clone(), state));
+            self.notices.extend(self.policy.register(session, user, state));
+        }
+        self.assert_limits();
+    }
+
+    /// The sandboxes of the pool whose slots are wanted end.
+    fn end_requested_of_pool(&mut self) {
+        for session in self.policy.pool_ending() {
+            self.pool.retain(|one| *one != session);
+            self.notices.extend(self.policy.pool_release(&session));
+        }
+    }
+
     /// The server crashes and restarts: only the sessions' states and running sandboxes are known.
     fn crash(&mut self) {
         self.notices.clear();
@@ -162,6 +195,9 @@ impl SimulatedSessions {
         for (claim, standalone) in (0..).zip(&mut self.standalone) {
             standalone.2 = claim;
             self.policy.adopt_standalone(standalone.0.clone(), Some(standalone.1.clone()), claim);
+        }
+        for session in &self.pool {
+            self.policy.pool_adopt(session.clone());
         }
         for (session, user, state) in &self.sessions {
             self.notices.extend(self.policy.register(session.clone(), user.clone(), *state));
@@ -352,6 +388,45 @@ fn late_release_does_not_free_a_newer_claim() {
 }
 
 #[test]
+fn pool_gives_up_its_slot_first() {
+    let mut sim = SimulatedSessions::new(2, limits(2, None));
+    sim.request(0);
+    sim.idle(0);
+    sim.fill_pool();
+    assert_eq!((sim.pool.len(), sim.policy.pool_ending().len()), (1, 0));
+    sim.request(1);
+    assert_eq!(sim.policy.pool_ending(), sim.pool);
+    let asked = |(_, notice): &(SessionId, Notice)| *notice == Notice::ReleaseRequested;
+    assert!(!sim.notices.iter().any(asked), "the idle session keeps its slot");
+    assert!(!sim.policy.pool_take(&sim.pool[0], "user0"), "the waiting session comes first");
+    sim.notices.clear();
+    sim.end_requested_of_pool();
+    assert!(matches!(sim.notices[..], [(_, Notice::Granted { .. })]), "{:?}", sim.notices);
+    sim.fill_pool();
+    assert_eq!(sim.pool, [], "no slot is free");
+}
+
+#[test]
+fn standalone_sandbox_gets_slot_of_the_pool() {
+    let mut sim = SimulatedSessions::new(1, limits(1, None));
+    sim.fill_pool();
+    let sandbox = [SandboxId::random()];
+    let refused = sim.policy.claim_standalone(&sandbox, None, false).0;
+    assert_eq!(refused, Err(refusal(Limit::Sandboxes(1), true)));
+    sim.end_requested_of_pool();
+    assert!(sim.policy.claim_standalone(&sandbox, None, false).0.is_ok());
+}
+
+#[test]
+fn user_at_limit_takes_nothing_from_pool() {
+    let mut sim = SimulatedSessions::new(1, limits(9, Some(1)));
+    sim.request(0);
+    sim.fill_pool();
+    assert!(!sim.policy.pool_take(&sim.pool[0], "user0"));
+    assert!(sim.policy.pool_take(&sim.pool[0], "user1"));
+}
+
+#[test]
 fn default_limits_follow_cores_and_memory() {
     assert_eq!(Limits::for_host(2, 24 << 30).sandboxes, 8);
     assert_eq!(Limits::for_host(16, 16 << 30).sandboxes, 16);
@@ -369,7 +444,7 @@ proptest! {
     fn limits_hold_and_every_waiting_session_starts(
         sandboxes in 1usize..4,
         per_user in proptest::option::of(1usize..3),
-        events in proptest::collection::vec((0u8..11, 0usize..7), 0..80),
+        events in proptest::collection::vec((0u8..14, 0usize..7), 0..80),
     ) {
         let mut sim = SimulatedSessions::new(7, limits(sandboxes, per_user));
         for (what, which) in events {
@@ -381,6 +456,9 @@ proptest! {
                 6 => sim.stop(which),
                 7 => drop(sim.create_standalone(which)),
                 8 | 9 => sim.stop_standalone(which),
+                10 => sim.fill_pool(),
+                11 => sim.take_from_pool(which),
+                12 => sim.end_requested_of_pool(),
                 _ => sim.crash(),
             }
         }
@@ -388,6 +466,7 @@ proptest! {
         // No new requests: running sessions become idle, and those asked for their slot release it.
         for _ in 0..100 {
             while sim.deliver() {}
+            sim.end_requested_of_pool();
             for index in 0..sim.sessions.len() {
                 match sim.sessions[index].2 {
                     SlotState::Holding { releasing: true, .. } => sim.stop(index),
