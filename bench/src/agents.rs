@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use harvest_e2e::{Follower, Host};
+use harvest_e2e::{Follower, Host, eventually};
 use harvest_proto::{
     EventBody, SessionId,
     api::{Session, SessionState},
@@ -63,6 +63,13 @@ const AGENTS: [Agent; 3] = [
     },
 ];
 
+/// The same start of Claude Code as above, on a repository: with its build only, and with a sandbox
+/// that waits in the warm pool.
+const FROM_BUILD: &str = "agent: POST → ready, claude from a build";
+const FROM_POOL: &str = "agent: POST → ready, claude from the warm pool";
+
+const FILES: &[(&str, &str)] = &[("README.md", "A sample.\n"), (".harvest/check.sh", "true\n")];
+
 const STREAMS_ROW: &str = "agent: 50 model streams of 4 s at once";
 const STREAMS: usize = 50;
 const CHUNKS: usize = 100;
@@ -71,7 +78,9 @@ const CHUNK_DELAY: Duration = Duration::from_millis(40);
 const STREAMS_BEGIN: Duration = Duration::from_secs(5);
 
 /// Targets for p50, in milliseconds.
-pub(crate) const LIMITS: [(&str, f64); 6] = [
+pub(crate) const LIMITS: [(&str, f64); 8] = [
+    (FROM_BUILD, 1000.0),
+    (FROM_POOL, 50.0),
     (AGENTS[0].ready, 700.0),
     (AGENTS[1].ready, 4000.0),
     (AGENTS[2].ready, 400.0),
@@ -110,6 +119,7 @@ pub(crate) fn run(folder: &Path, options: &Options, report: &mut Report) -> Resu
         ])
         .await;
         report.add(starts(&host, options.gap, rounds).await?);
+        report.add(prepared_starts(&host, options.gap, rounds).await?);
         for agent in &AGENTS {
             report.add(turns(&host, &model, agent, folder, (options.gap, rounds)).await?);
         }
@@ -136,19 +146,13 @@ async fn remove(host: &Host, session: &SessionId) -> Result<()> {
 
 async fn starts(host: &Host, gap: Duration, rounds: usize) -> Result<Vec<Samples>> {
     let mut all = AGENTS.map(|agent| Samples { row: agent.ready, taken: Vec::new() });
-    let ready = |body: &EventBody| {
-        matches!(
-            body,
-            EventBody::BootPhase { phase: BootPhase::Ready, status: PhaseStatus::Done, .. }
-        )
-    };
     // The first start of each reads its program from the disk.
     for round in 0..=rounds {
         for (agent, samples) in AGENTS.iter().zip(&mut all) {
             tokio::time::sleep(gap).await;
             let began = Instant::now();
             let session = create(host, agent.name, MODEL).await?;
-            host.follow(session.clone()).until(agent.ready, ready).await;
+            host.follow(session.clone()).until(agent.ready, is_ready).await;
             if round > 0 {
                 samples.taken.push(began.elapsed());
             }
@@ -157,6 +161,39 @@ async fn starts(host: &Host, gap: Duration, rounds: usize) -> Result<Vec<Samples
         }
     }
     Ok(all.into())
+}
+
+async fn prepared_starts(host: &Host, gap: Duration, rounds: usize) -> Result<Vec<Samples>> {
+    host.repository("sample", FILES).await;
+    let mut all = [FROM_BUILD, FROM_POOL].map(|row| Samples { row, taken: Vec::new() });
+    for round in 0..=rounds {
+        for samples in &mut all {
+            let body = json!({ "repository": "sample", "agent": "claude", "model": MODEL });
+            if samples.row == FROM_POOL {
+                host.post("/v1/warm", body.clone()).await;
+                eventually("the waiting sandbox", || async {
+                    let pool = host.get("/v1/warm").send().await.ok()?;
+                    let pool: Value = pool.json().await.ok()?;
+                    (pool["items"][0]["status"] == "ready").then_some(())
+                })
+                .await;
+            }
+            tokio::time::sleep(gap).await;
+            let began = Instant::now();
+            let session: Session = serde_json::from_value(host.post("/v1/sessions", body).await)?;
+            host.follow(session.id.clone()).until(samples.row, is_ready).await;
+            if round > 0 {
+                samples.taken.push(began.elapsed());
+            }
+            host.wait_for(&session.id, SessionState::Idle).await;
+            remove(host, &session.id).await?;
+        }
+    }
+    Ok(all.into())
+}
+
+fn is_ready(body: &EventBody) -> bool {
+    matches!(body, EventBody::BootPhase { phase: BootPhase::Ready, status: PhaseStatus::Done, .. })
 }
 
 /// Turns of one session, and of the same program on the host, in turn.
