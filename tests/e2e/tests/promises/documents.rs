@@ -29,6 +29,7 @@ const EXCUSED: &[(&str, &str)] = &[
     ("claude mcp add ", "Claude Code is on a laptop"),
     ("harvest sandbox shell ", "needs a terminal"),
     ("harvest repo add acme/", "needs an account at github.com"),
+    ("GITHUB_APP_ID=123456 ", "needs an App at github.com"),
     ("harvest image pull ", "needs a registry; `images_of_skopeo_are_pulled` has one"),
 ];
 
