@@ -35,7 +35,8 @@ fn set_memory(harness: &Harness, available_kib: u64) {
 /// Builds the repository and uses it, so that the pool has sandboxes for it.
 async fn build_and_use(harness: &Harness) -> Sessions {
     let parts = harness.serve_parts(harness.lease().await).await;
-    let lines = parts.repositories.build(&demo(), BuildRepository::default(), &ada()).await.unwrap();
+    let lines =
+        parts.repositories.build(&demo(), BuildRepository::default(), &ada()).await.unwrap();
     lines.collect::<Vec<_>>().await;
     let first = harness.session(&parts.sessions, None).await;
     until_state(&parts.sessions, &first.id, SessionState::Idle).await;
@@ -204,7 +205,8 @@ async fn outdated_sandbox_is_replaced() {
 async fn removed_repository_ends_its_sandbox() {
     let harness = pooled(1).await;
     let parts = harness.serve_parts(harness.lease().await).await;
-    let lines = parts.repositories.build(&demo(), BuildRepository::default(), &ada()).await.unwrap();
+    let lines =
+        parts.repositories.build(&demo(), BuildRepository::default(), &ada()).await.unwrap();
     lines.collect::<Vec<_>>().await;
     let sessions = &parts.sessions;
     let only = harness.session(sessions, None).await;

@@ -2,7 +2,7 @@
 
 mod corp;
 
-use std::fs;
+use std::{fs, path::Path};
 
 use harvest_e2e::Host;
 use harvest_proto::{SessionId, bridge::Exit};
@@ -75,25 +75,42 @@ async fn session(host: &Host, network: &str) -> SessionId {
     id
 }
 
-#[tokio::test]
+// The proxy behind tinyproxy runs in this process, also while the CLI does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn packages_install_behind_proxy_and_private_mirror() {
     let corp = Corp::start().await;
     let path = |name: &str| corp.folder.path().join(name).to_str().unwrap().to_owned();
     fs::write(path("npmrc"), "registry=https://mirror.corp.example/npm/\n").unwrap();
+    let crates = "[source.crates-io]\nreplace-with = \"corp\"\n[source.corp]\n\
+        registry = \"sparse+https://mirror.corp.example/cargo/\"\n";
+    fs::write(path("config.toml"), crates).unwrap();
+    let list = "deb https://user:hidden@mirror.corp.example/debian bookworm main\n";
     let host = Host::start_with(&[
         ("SSL_CERT_FILE", &path("ca.pem")),
         ("NPM_CONFIG_USERCONFIG", &path("npmrc")),
         ("PIP_INDEX_URL", "https://mirror.corp.example/simple"),
+        ("CARGO_HOME", corp.folder.path().to_str().unwrap()),
+        ("APT_CONFIG", &apt_sources(corp.folder.path(), list)),
         ("HTTPS_PROXY", &corp.proxy),
     ])
     .await;
     let session = session(&host, "trusted").await;
+    copy_cargo(&host, &session);
     let npm = "mkdir -p /tmp/app && cd /tmp/app && echo '{\"dependencies\": {\"tiny\": \"1.0.0\"}}' > package.json && \
         npm install --package-lock-only --no-audit && npm ci --no-audit && node -p 'require(\"tiny\")'";
     let pip = "python3 -m venv /tmp/env && /tmp/env/bin/pip install --no-cache-dir tiny && \
         /tmp/env/bin/python -c 'import tiny; print(tiny.NAME)'";
-    for (command, words) in [(npm, "tiny from npm"), (pip, "tiny from pip")] {
-        let (exit, output) = host.exec(&session, "harvest", command).await;
+    let cargo = format!("{} && cat vendor/tiny/src/lib.rs", vendor("tiny", "1.0.0"));
+    // The mirror has no signature: what its keys would prove is not tested here.
+    let apt = "apt-get -o Acquire::AllowInsecureRepositories=true update && \
+        apt-get install -y --allow-unauthenticated tiny && tiny";
+    for (user, command, words) in [
+        ("harvest", npm, "tiny from npm"),
+        ("harvest", pip, "tiny from pip"),
+        ("harvest", &cargo, "tiny from cargo"),
+        ("root", apt, "tiny from apt"),
+    ] {
+        let (exit, output) = host.exec(&session, user, command).await;
         assert!(exit == Exit::Code(0) && output.contains(words), "{command}: {exit:?} {output}");
     }
     let (_, env) = host.exec(&session, "harvest", "env; cat /run/harvest/*").await;
@@ -102,20 +119,44 @@ async fn packages_install_behind_proxy_and_private_mirror() {
     assert!(seen.contains("CONNECT mirror.corp.example:443"), "{seen}");
 }
 
+/// The configuration of an apt whose only sources are this list.
+fn apt_sources(folder: &Path, list: &str) -> String {
+    let path = |name: &str| folder.join(name).to_str().unwrap().to_owned();
+    fs::write(path("list"), list).unwrap();
+    let paths = format!(
+        "Dir::Etc::sourcelist \"{}\";\nDir::Etc::sourceparts \"{}\";\n",
+        path("list"),
+        path("none")
+    );
+    fs::write(path("apt.conf"), paths).unwrap();
+    path("apt.conf")
+}
+
+/// Debian's cargo reads a git index. The one that runs the tests reads that of today.
+fn copy_cargo(host: &Host, session: &SessionId) {
+    let cargo = std::env::var("CARGO").unwrap();
+    let copied = host.harvest(["cp", &cargo, &format!("{session}:/tmp/cargo")]);
+    assert_eq!(copied.code, 0, "{copied:?}");
+}
+
+/// Fetches a crate into `vendor`.
+fn vendor(name: &str, version: &str) -> String {
+    format!(
+        "mkdir -p /tmp/crate/src && cd /tmp/crate && touch src/lib.rs && printf \
+         '[package]\\nname = \"app\"\\nversion = \"1.0.0\"\\n[dependencies]\\n{name} = \"={version}\"\\n' \
+         > Cargo.toml && CARGO_HOME=/tmp/cargo-home /tmp/cargo vendor --respect-source-config"
+    )
+}
+
 #[tokio::test]
 async fn cargo_and_apt_fetch_through_the_door() {
     let host = Host::start().await;
     let session = session(&host, "trusted").await;
-    // Debian's cargo reads a git index. The one that runs the tests reads that of today.
-    let cargo = std::env::var("CARGO").unwrap();
-    let copied = host.harvest(["cp", &cargo, &format!("{session}:/tmp/cargo")]);
-    assert_eq!(copied.code, 0, "{copied:?}");
-    let fetch = "mkdir -p /tmp/app/src && cd /tmp/app && touch src/lib.rs && printf \
-        '[package]\\nname = \"app\"\\nversion = \"1.0.0\"\\n[dependencies]\\nitoa = \"=1.0.11\"\\n' \
-        > Cargo.toml && CARGO_HOME=/tmp/cargo-home /tmp/cargo vendor && cat vendor/itoa/Cargo.toml";
+    copy_cargo(&host, &session);
+    let fetch = format!("{} && cat vendor/itoa/Cargo.toml", vendor("itoa", "1.0.11"));
     let apt = "apt-get update && apt-get install -y --no-install-recommends hello && hello";
     for (user, command, words) in
-        [("harvest", fetch, "version = \"1.0.11\""), ("root", apt, "Hello, world!")]
+        [("harvest", fetch.as_str(), "version = \"1.0.11\""), ("root", apt, "Hello, world!")]
     {
         let (exit, output) = host.exec(&session, user, command).await;
         assert!(exit == Exit::Code(0) && output.contains(words), "{command}: {exit:?} {output}");
@@ -125,16 +166,8 @@ async fn cargo_and_apt_fetch_through_the_door() {
 #[tokio::test]
 async fn root_finds_the_hosts_debian_mirror() {
     let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let list = "deb https://user:hidden@mirror.corp.example/debian bookworm main\n";
-    fs::write(path("list"), list).unwrap();
-    let paths = format!(
-        "Dir::Etc::sourcelist \"{}\";\nDir::Etc::sourceparts \"{}\";\n",
-        path("list"),
-        path("none")
-    );
-    fs::write(path("apt.conf"), paths).unwrap();
-    let mut host = Host::start_with(&[("APT_CONFIG", &path("apt.conf"))]).await;
+    let mut host = Host::start_with(&[("APT_CONFIG", &apt_sources(folder.path(), list))]).await;
     let session = session(&host, "trusted").await;
     let flags = ["sandbox", "create", "--image", "agents", "--no-state", "--net", "trusted"];
     let created = host.harvest(flags);

@@ -25,7 +25,7 @@ async fn build_says_how_to_allow_refused_names() {
     let host = Host::start().await;
     let setup = "#!/bin/sh\ngetent hosts forbidden.example.org || true\n";
     host.repository("calc", &[("a", "a"), (".harvest/setup.sh", setup)]).await;
-    let built = host.harvest(["repo", "build", "calc"]);
+    let built = host.harvest(["repo", "build", "calc", "--force"]);
     assert_eq!(built.code, 0, "{built:?}");
     for words in [
         "Refused a connection to forbidden.example.org",

@@ -1,4 +1,4 @@
-"""A mirror of npm and pip with one package `tiny` each, and a git host with one repository, also
+"""A mirror of npm, pip, cargo and apt with one package `tiny` each, and a git host with one repository, also
 under a private name, over TLS: mirror.py FOLDER, which holds server.pem, server.key and lib.git. Prints its port."""
 
 import base64
@@ -18,17 +18,31 @@ BASE = "https://mirror.corp.example"
 TOKEN = b"github-planted-of-ada"
 
 
-def tarball():
+def tarball(folder, files):
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:gz") as archive:
-        for name, text in [
-            ("package.json", '{"name": "tiny", "version": "1.0.0", "main": "index.js"}'),
-            ("index.js", 'module.exports = "tiny from npm"'),
-        ]:
-            about = tarfile.TarInfo("package/" + name)
-            about.size = len(text)
+        for name, text in files.items():
+            about = tarfile.TarInfo(folder + name)
+            about.size, about.mode = len(text), 0o755
             archive.addfile(about, io.BytesIO(text.encode()))
     return out.getvalue()
+
+
+def deb():
+    members = {
+        "debian-binary": b"2.0\n",
+        "control.tar.gz": tarball("./", {"control": CONTROL}),
+        "data.tar.gz": tarball("./", {"usr/bin/tiny": "#!/bin/sh\necho tiny from apt\n"}),
+    }
+    out = b"!<arch>\n"
+    for name, data in members.items():
+        out += f"{name:<16}{0:<12}{0:<6}{0:<6}{'100644':<8}{len(data):<10}`\n".encode() + data
+        out += b"\n" * (len(data) % 2)
+    return out
+
+
+def sha256(data):
+    return hashlib.sha256(data).hexdigest()
 
 
 def wheel():
@@ -43,7 +57,27 @@ def wheel():
     return out.getvalue()
 
 
-TARBALL, WHEEL = tarball(), wheel()
+CONTROL = "Package: tiny\nVersion: 1.0.0\nArchitecture: all\nMaintainer: A <a@b.c>\nDescription: tiny\n"
+TARBALL, WHEEL, DEB = tarball(
+    "package/",
+    {
+        "package.json": '{"name": "tiny", "version": "1.0.0", "main": "index.js"}',
+        "index.js": 'module.exports = "tiny from npm"',
+    },
+), wheel(), deb()
+CRATE = tarball(
+    "tiny-1.0.0/",
+    {
+        "Cargo.toml": '[package]\nname = "tiny"\nversion = "1.0.0"\n',
+        "src/lib.rs": "// tiny from cargo\n",
+    },
+)
+INDEX = {"name": "tiny", "vers": "1.0.0", "deps": [], "features": {}, "yanked": False, "cksum": sha256(CRATE)}
+PACKAGES = f"{CONTROL}Filename: pool/tiny.deb\nSize: {len(DEB)}\nSHA256: {sha256(DEB)}\n".encode()
+RELEASE = (
+    "Codename: bookworm\nArchitectures: amd64\nComponents: main\nDate: Thu, 01 Jan 2026 00:00:00 UTC\n"
+    f"SHA256:\n {sha256(PACKAGES)} {len(PACKAGES)} main/binary-amd64/Packages\n"
+).encode()
 DIST = {
     "tarball": BASE + "/npm/tiny/-/tiny-1.0.0.tgz",
     "integrity": "sha512-" + base64.b64encode(hashlib.sha512(TARBALL).digest()).decode(),
@@ -56,6 +90,12 @@ FILES = {
     "/npm/tiny/-/tiny-1.0.0.tgz": ("application/octet-stream", TARBALL),
     "/simple/tiny/": ("text/html", f'<a href="{BASE}/{WHEEL_NAME}">{WHEEL_NAME}</a>'.encode()),
     "/" + WHEEL_NAME: ("application/octet-stream", WHEEL),
+    "/cargo/config.json": ("application/json", json.dumps({"dl": BASE + "/crates"}).encode()),
+    "/cargo/ti/ny/tiny": ("text/plain", json.dumps(INDEX).encode() + b"\n"),
+    "/crates/tiny/1.0.0/download": ("application/octet-stream", CRATE),
+    "/debian/dists/bookworm/Release": ("text/plain", RELEASE),
+    "/debian/dists/bookworm/main/binary-amd64/Packages": ("text/plain", PACKAGES),
+    "/debian/pool/tiny.deb": ("application/octet-stream", DEB),
 }
 
 
