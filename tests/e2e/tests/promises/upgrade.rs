@@ -57,8 +57,13 @@ async fn carry(server: UnixStream, supervisor: UnixStream, version: u32) {
     else {
         return;
     };
-    first[at..at + changed.len()].copy_from_slice(changed.as_bytes());
-    if to_server.write_all(&first[..count]).await.is_ok() {
+    first.truncate(count);
+    first.splice(at..at + real.len(), changed.bytes());
+    // A frame begins with its length.
+    let length = u32::from_be_bytes(first[..4].try_into().unwrap()) as usize;
+    let length = u32::try_from(length + changed.len() - real.len()).unwrap();
+    first[..4].copy_from_slice(&length.to_be_bytes());
+    if to_server.write_all(&first).await.is_ok() {
         let _ = tokio::io::copy(&mut from_supervisor, &mut to_server).await;
     }
 }
