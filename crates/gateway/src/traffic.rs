@@ -10,9 +10,10 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     task::{Context, Poll, ready},
+    time::SystemTime,
 };
 
-use harvest_proto::{NetworkVerdict, TrafficCount};
+use harvest_proto::{NetworkVerdict, Timestamp, TrafficCount};
 use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
 
 // Names that a sandbox can make a door keep until the next write; further ones share `*`. Refused
@@ -38,8 +39,10 @@ struct Counts {
     open: Vec<(Key, Arc<Bytes>)>,
 }
 
-#[derive(Debug, Default, Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 struct Count {
+    /// The log says in which turn that was.
+    at: Timestamp,
     connections: u64,
     sent: u64,
     received: u64,
@@ -117,13 +120,14 @@ impl Counts {
 
     fn count(&mut self, key: Key) -> &mut Count {
         let key = self.key(key);
-        self.closed.entry(key).or_default()
+        let new = || Count { at: SystemTime::now().into(), connections: 0, sent: 0, received: 0 };
+        self.closed.entry(key).or_insert_with(new)
     }
 }
 
 fn entry(((name, port, verdict), count): (Key, Count)) -> TrafficCount {
-    let Count { connections, sent, received } = count;
-    TrafficCount { name, port, verdict, connections, sent, received }
+    let Count { at, connections, sent, received } = count;
+    TrafficCount { name, port, verdict, at, connections, sent, received }
 }
 
 /// A stream inside the sandbox whose bytes are counted.

@@ -1,6 +1,6 @@
 //! The network policy of a session.
 
-use crate::text::word_enum;
+use crate::{Timestamp, text::word_enum};
 
 word_enum!(
     /// Network policy of a session.
@@ -71,6 +71,8 @@ pub struct TrafficCount {
     pub port: u16,
     /// What was decided.
     pub verdict: NetworkVerdict,
+    /// When the first of them was counted.
+    pub at: Timestamp,
     /// Number of connections and refused look-ups.
     pub connections: u64,
     /// Bytes that left the sandbox.

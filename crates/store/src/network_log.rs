@@ -35,10 +35,11 @@ pub(crate) async fn add(
     at: Timestamp,
     counts: Vec<TrafficCount>,
 ) -> Result<(), StoreError> {
-    let turn = running_turn(target).await?;
+    let turns = recent_turns(target, &counts).await?;
     let mut allowed = MAX_ALLOWED - entries(target, NetworkVerdict::Allowed).await?;
     let mut refused = MAX_REFUSED - entries(target, NetworkVerdict::Refused).await?;
     for mut count in counts {
+        let turn = turns.iter().find(|turn| turn.contains(count.at)).map_or(0, |turn| turn.number);
         let (room, may_be_known) = match count.verdict {
             NetworkVerdict::Allowed => (&mut allowed, true),
             NetworkVerdict::Refused => (&mut refused, false),
@@ -60,16 +61,41 @@ async fn entries(target: &mut Target<'_>, verdict: NetworkVerdict) -> Result<i64
     row::count(&found, "entries")
 }
 
-/// The number of the turn in progress, or 0.
-async fn running_turn(target: &mut Target<'_>) -> Result<u32, StoreError> {
+/// When a turn ran.
+struct TurnSpan {
+    number: u32,
+    started: Timestamp,
+    ended: Option<Timestamp>,
+}
+
+impl TurnSpan {
+    fn contains(&self, at: Timestamp) -> bool {
+        self.started <= at && self.ended.is_none_or(|ended| at <= ended)
+    }
+}
+
+/// The turns that these counts may belong to, the newest first. A turn may have ended since.
+async fn recent_turns(
+    target: &mut Target<'_>,
+    counts: &[TrafficCount],
+) -> Result<Vec<TurnSpan>, StoreError> {
+    let Some(first) = counts.iter().map(|count| count.at).min() else { return Ok(Vec::new()) };
     let found = target
         .query(
-            "SELECT t.number FROM prompts p JOIN turns t ON t.session = p.session AND t.id = p.turn
-             WHERE p.session = $1 AND p.status = 'dispatched'",
+            "SELECT number, started_at, ended_at FROM turns
+             WHERE session = $1 AND (ended_at IS NULL OR ended_at >= $2) ORDER BY number DESC",
         )
-        .fetch_optional(&mut *target.connection)
+        .bind(first.as_millis())
+        .fetch_all(&mut *target.connection)
         .await?;
-    found.map_or(Ok(0), |found| row::count(&found, "number"))
+    let span = |row: &DbRow| {
+        Ok(TurnSpan {
+            number: row::count(row, "number")?,
+            started: row::time(row, "started_at")?,
+            ended: row::time_optional(row, "ended_at")?,
+        })
+    };
+    found.iter().map(span).collect()
 }
 
 async fn is_known(
@@ -99,7 +125,7 @@ async fn upsert(
 ) -> Result<(), StoreError> {
     sqlx::query(
         "INSERT INTO network_log (session, turn, name, port, verdict, connections, sent, received,
-             first_at, last_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $9)
+             first_at, last_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
          ON CONFLICT (session, turn, name, port, verdict) DO UPDATE SET
              connections = network_log.connections + excluded.connections,
              sent = network_log.sent + excluded.sent,
@@ -113,6 +139,7 @@ async fn upsert(
     .bind(bounded(count.connections))
     .bind(bounded(count.sent))
     .bind(bounded(count.received))
+    .bind(count.at.as_millis())
     .bind(at.as_millis())
     .execute(&mut *target.connection)
     .await?;

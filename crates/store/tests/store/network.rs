@@ -1,17 +1,20 @@
 //! Network rules and the network log.
 
+use std::time::Duration;
+
 use harvest_proto::{
-    NetworkVerdict, RepositoryName, RuleScope, RuleVerdict, SessionId, TrafficCount,
-    api::NetworkRule,
+    NetworkVerdict, PromptId, RepositoryName, RuleScope, RuleVerdict, SessionId, TrafficCount,
+    TurnId, api::NetworkRule, event::TurnOutcome,
 };
 use harvest_store::{RuleOwner, Write};
 
-use crate::test_store::{NOW, TestStore, on_both};
+use crate::test_store::{NOW, TestStore, on_both, prompt};
 
 on_both! {
     rules_of_an_owner_include_the_wider_ones,
     ports_are_added_to_a_rule,
     log_adds_up_and_is_bounded,
+    counts_belong_to_the_turn_of_their_time,
 }
 
 fn rule(name: &str, scope: RuleScope) -> NetworkRule {
@@ -73,6 +76,7 @@ async fn log_adds_up_and_is_bounded(test: TestStore) {
         name: name.to_owned(),
         port: 443,
         verdict: NetworkVerdict::Allowed,
+        at: NOW,
         connections: 1,
         sent,
         received: 2 * sent,
@@ -94,4 +98,36 @@ async fn log_adds_up_and_is_bounded(test: TestStore) {
     let of = |name: &str| log.iter().find(|entry| entry.name == name).unwrap();
     assert_eq!(log.len(), 1501);
     assert_eq!((of("*").connections, of("a.org").sent), (512, 13));
+}
+
+async fn counts_belong_to_the_turn_of_their_time(test: TestStore) {
+    let session = test.session().await;
+    let at = |seconds| NOW.after(Duration::from_secs(seconds));
+    let mut turns = Vec::new();
+    for (number, from, to) in [(1, 10, Some(20)), (2, 30, None)] {
+        let (id, turn) = (PromptId::random(), TurnId::random());
+        turns.push(prompt(&id));
+        turns.push(Write::TurnInsert { turn: turn.clone(), number, prompt: id, at: at(from) });
+        let outcome = TurnOutcome::Completed;
+        turns.extend(to.map(|to| Write::TurnEnd { turn, outcome, reason: None, at: at(to) }));
+    }
+    test.commit(&session, turns).await.unwrap();
+    // All are stored after the second turn has begun.
+    let count = |seconds| TrafficCount {
+        name: format!("at-{seconds}.org"),
+        port: 443,
+        verdict: NetworkVerdict::Refused,
+        at: at(seconds),
+        connections: 1,
+        sent: 0,
+        received: 0,
+    };
+    let counts = [5, 10, 19, 25, 31].map(count).to_vec();
+    test.commit(&session, vec![Write::Traffic { at: at(32), counts }]).await.unwrap();
+    let log = test.store.network_log(&session).await.unwrap();
+    let turns: Vec<_> = log.iter().map(|entry| (entry.turn, entry.name.as_str())).collect();
+    let expected =
+        [(0, "at-25.org"), (0, "at-5.org"), (1, "at-10.org"), (1, "at-19.org"), (2, "at-31.org")];
+    assert_eq!(turns, expected);
+    assert_eq!((log[2].first_at, log[2].last_at), (at(10), at(32)));
 }
