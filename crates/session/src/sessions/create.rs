@@ -83,16 +83,7 @@ impl Sessions {
             && create.secrets.is_empty();
         let owners = self.owners_of_new(&wanted, &author, secrets_of).await?;
         let services = self.services_of_new(&owners, &create.secrets).await;
-        let warning = match &mut prompt {
-            Some(prompt) => {
-                let given = create
-                    .secrets
-                    .iter()
-                    .map(|(name, value)| NamedSecret { name: name.clone(), value: value.clone() });
-                mask_prompt(prompt, &self.secret_mask(&owners, given).await?)
-            }
-            None => None,
-        };
+        let warning = self.mask_first_prompt(&mut prompt, &owners, &create.secrets).await?;
         check_model_key(&services, &agent, create.model.as_ref())?;
         if let Some(key) = &create.key {
             self.check_key_free(key).await?;
@@ -102,16 +93,7 @@ impl Sessions {
             Some(snapshot) => self.start_from(snapshot).await?,
             None => Vec::new(),
         };
-        let known = match wanted.first() {
-            Some(first) => match self.known_repository(first).await? {
-                Some(known) => {
-                    let repositories = &self.shared.repositories;
-                    Some(repositories.on_branch(known, first.base.as_ref()).await?)
-                }
-                None => None,
-            },
-            None => None,
-        };
+        let known = self.first_repository(&wanted).await?;
         let declared = known.as_ref().and_then(|one| one.build.as_ref()?.config.as_ref());
         let budget = create.budget_micros.or(declared.and_then(|config| config.budget_micros));
         first_writes.extend(budget.map(|limit| Write::Budget(Some(limit))));
@@ -176,6 +158,31 @@ impl Sessions {
             self.check_key_free(key).await?;
         }
         inserted
+    }
+
+    /// Masks the values of secrets in the first prompt; returns the warning that names them.
+    async fn mask_first_prompt(
+        &self,
+        prompt: &mut Option<NewPrompt>,
+        owners: &[SecretOwner],
+        given: &BTreeMap<String, Secret<String>>,
+    ) -> Result<Option<Write>, SessionError> {
+        let Some(prompt) = prompt else { return Ok(None) };
+        let named = |(name, value): (&String, &Secret<String>)| NamedSecret {
+            name: name.clone(),
+            value: value.clone(),
+        };
+        Ok(mask_prompt(prompt, &self.secret_mask(owners, given.iter().map(named)).await?))
+    }
+
+    /// The first repository if it is known, with the build of the session's branch.
+    async fn first_repository(
+        &self,
+        wanted: &[UseRepository],
+    ) -> Result<Option<Repository>, SessionError> {
+        let Some(first) = wanted.first() else { return Ok(None) };
+        let Some(known) = self.known_repository(first).await? else { return Ok(None) };
+        Ok(Some(self.shared.repositories.on_branch(known, first.base.as_ref()).await?))
     }
 
     /// Takes a waiting sandbox of a repository that was known before the request.
