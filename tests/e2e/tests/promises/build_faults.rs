@@ -5,28 +5,14 @@ use std::{
     fs,
     io::{BufRead, BufReader, Read, Write},
     net::{Shutdown, TcpListener, TcpStream},
-    process::{Command, Stdio},
+    process::Stdio,
     sync::{Arc, Mutex},
 };
 
 use harvest_e2e::Host;
 use serde_json::Value;
 
-fn add(host: &Host, files: &[(&str, &str)]) {
-    let folder = host.home().join("sources/shop");
-    for (path, content) in files {
-        let path = folder.join(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, content).unwrap();
-    }
-    for arguments in ["init -q -b main", "add -A", "commit -q --allow-empty -m Change"] {
-        let mut git = Command::new("git");
-        git.args(["-c", "user.name=T", "-c", "user.email=t@example.org"]).current_dir(&folder);
-        assert!(git.args(arguments.split(' ')).status().unwrap().success());
-    }
-    let added = host.harvest(["repo", "add", folder.to_str().unwrap()]);
-    assert_eq!(added.code, 0, "{added:?}");
-}
+use crate::repository_config::add;
 
 fn json(host: &Host, arguments: &[&str]) -> Value {
     let printed = host.harvest([arguments, &["--json"]].concat()).stdout;

@@ -26,14 +26,14 @@ allow = ["api.example.org:8443"]
 "#;
 
 /// Registers a folder with these files, or copies it again.
-fn add(host: &Host, files: &[(&str, &str)]) {
+pub(crate) fn add(host: &Host, files: &[(&str, &str)]) {
     let folder = host.home().join("sources/shop");
     for (path, content) in files {
         let path = folder.join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, content).unwrap();
     }
-    for arguments in ["init -q -b main", "add -A", "commit -q -m Change"] {
+    for arguments in ["init -q -b main", "add -A", "commit -q --allow-empty -m Change"] {
         let mut git = Command::new("git");
         git.args(["-c", "user.name=T", "-c", "user.email=t@example.org"]).current_dir(&folder);
         assert!(git.args(arguments.split(' ')).status().unwrap().success());
