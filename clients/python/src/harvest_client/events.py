@@ -147,6 +147,65 @@ class Synced(Event):
     millis: int
 
 
+@dataclass(frozen=True)
+class CheckoutSync:
+    """What a requested sync did to a checkout."""
+
+    repository: str
+    outcome: str
+    branch: str | None = None
+    upstream: str | None = None
+    before: str | None = None
+    after: str | None = None
+    snapshot: str | None = None
+    files: int = 0
+    checkpoint: str | None = None
+    conflicts: tuple[str, ...] = ()
+    commit: str | None = None
+    error: str | None = None
+    next: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncEnded(Event):
+    """A requested sync ended."""
+
+    checkouts: tuple[CheckoutSync, ...]
+    millis: int
+
+    def line(self) -> str:
+        failed = (one for one in self.checkouts if one.error or one.conflicts)
+        lines = [
+            f"{one.repository}: {one_line(one.error or 'conflict in ' + ', '.join(one.conflicts))}"
+            for one in failed
+        ]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkSaved(Event):
+    """Harvest committed and pushed work that the agent had left behind at the end of its turn."""
+
+    repository: str
+    files: int = 0
+    snapshot: str | None = None
+    pushed: str | None = None
+    error: str | None = None
+
+    def line(self) -> str:
+        if self.error:
+            return f"Not pushed: {one_line(self.error)}"
+        return f"Saved {self.files} uncommitted files in {self.repository}" if self.files else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepositoryConfig(Event):
+    """A checkout's base commit has a `.harvest/config.toml`, which says this."""
+
+    repository: str
+    config: dict[str, Any]
+
+
 @dataclass(frozen=True, kw_only=True)
 class InstallStep(Event):
     """A command that installed dependencies."""
@@ -502,6 +561,9 @@ EVENT_TYPES: dict[str, type[Event]] = {
     "sandbox_ended": SandboxEnded,
     "boot_phase": BootPhase,
     "synced": Synced,
+    "sync_ended": SyncEnded,
+    "work_saved": WorkSaved,
+    "repository_config": RepositoryConfig,
     "install_step": InstallStep,
     "turn_started": TurnStarted,
     "text_delta": TextDelta,

@@ -5,6 +5,7 @@ use axum::{
     extract::{Request, State},
     http::{HeaderMap, StatusCode},
 };
+use harvest_proto::api::Problem;
 use harvest_session::{WebhookError, WebhookHeaders, WebhookRefusal};
 
 use crate::{
@@ -34,7 +35,9 @@ pub(super) fn routes() -> Routes<ServerState> {
     params(("X-Hub-Signature-256" = Option<String>, Header, description = "The signature"),
         ("X-GitHub-Event" = Option<String>, Header, description = "The event"),
         ("X-GitHub-Delivery" = Option<String>, Header, description = "Id of the delivery")),
-    responses((status = 202, description = "Taken")))]
+    responses((status = 202, description = "Taken"),
+        (status = 401, body = Problem, content_type = "application/problem+json",
+            description = "The signature is missing or wrong")))]
 async fn webhook_github(
     State(state): State<ServerState>,
     request: Request,
