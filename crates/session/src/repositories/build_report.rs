@@ -1,6 +1,9 @@
 //! What a build reports: lines for the client that waits for it, and the log that is stored.
 
-use std::{fmt::Write as _, sync::Mutex};
+use std::{
+    fmt::Write as _,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use harvest_gateway::DoorObserver;
 use harvest_proto::{EventBody, api::BuildLine, event::PhaseStatus};
@@ -12,12 +15,12 @@ const MAX_LOG_BYTES: usize = 64 * 1024;
 /// Where a build reports: the client, if it is still connected, and the log that is stored.
 pub(super) struct BuildReport {
     progress: mpsc::UnboundedSender<BuildLine>,
-    log: Mutex<String>,
+    log: Arc<Mutex<String>>,
 }
 
 impl BuildReport {
     pub(super) fn new(progress: mpsc::UnboundedSender<BuildLine>) -> Self {
-        Self { progress, log: Mutex::default() }
+        Self { progress, log: Arc::default() }
     }
 
     /// Sends the last line.
@@ -65,28 +68,32 @@ impl BuildReport {
 
     /// Reports the connections that the network policy refuses.
     pub(super) fn refusal_observer(&self) -> DoorObserver {
-        let progress = self.progress.clone();
+        let (progress, log) = (self.progress.clone(), Arc::clone(&self.log));
         Box::new(move |event| {
             if let EventBody::EgressRefused { name, reason, hint } = event {
+                let how = hint.as_ref().map(|hint| format!("; {hint}")).unwrap_or_default();
+                append(&log, &format!("refused a connection to {name}: {reason}{how}"));
                 let _ = progress.send(BuildLine::EgressRefused { name, reason, hint });
             }
         })
     }
 
     pub(super) fn note(&self, text: &str) {
-        let mut log = self.log.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let _ = writeln!(log, "{}", text.trim_end());
-        if log.len() > MAX_LOG_BYTES {
-            let (head, tail) = (
-                log.floor_char_boundary(MAX_LOG_BYTES / 4),
-                log.ceil_char_boundary(log.len() - MAX_LOG_BYTES / 2),
-            );
-            log.replace_range(head..tail, "\n…\n");
-        }
+        append(&self.log, text);
     }
 
     pub(super) fn log(&self) -> String {
-        self.log.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+        self.log.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+fn append(log: &Mutex<String>, text: &str) {
+    let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
+    let _ = writeln!(log, "{}", text.trim_end());
+    if log.len() > MAX_LOG_BYTES {
+        let head = log.floor_char_boundary(MAX_LOG_BYTES / 4);
+        let tail = log.ceil_char_boundary(log.len() - MAX_LOG_BYTES / 2);
+        log.replace_range(head..tail, "\n…\n");
     }
 }
 
@@ -104,5 +111,20 @@ mod tests {
         let log = report.log();
         assert!(log.len() <= MAX_LOG_BYTES + 100, "{}", log.len());
         assert!(log.starts_with("first\nline 0") && log.ends_with("last\n"), "{log}");
+    }
+
+    #[test]
+    fn refused_connections_are_in_the_log() {
+        let (progress, lines) = mpsc::unbounded_channel();
+        let report = BuildReport::new(progress);
+        // A build of the schedule has no client.
+        drop(lines);
+        report.refusal_observer()(EventBody::EgressRefused {
+            name: "example.org".to_owned(),
+            reason: "no rule allows it".to_owned(),
+            hint: Some("`harvest net allow -r acme/app example.org`".to_owned()),
+        });
+        let log = report.log();
+        assert!(log.contains("example.org: no rule") && log.contains("`harvest net"), "{log}");
     }
 }
