@@ -133,7 +133,7 @@ impl Build<'_> {
         let recipe_key = keys.last().expect("every recipe has a base").clone();
         if let Some(image) = self.unchanged(&recipe.name, &recipe_key)? {
             self.report_all_cached(recipe, total);
-            return Ok(image);
+            return self.take_over(recipe, image);
         }
         let network = match (recipe.host_network || self.options.host_network, self.options.doors) {
             (true, _) => StepNetwork::Host,
@@ -199,6 +199,23 @@ impl Build<'_> {
             .image(name)?
             .filter(|image| !self.options.force && image.recipe_key == recipe_key);
         Ok(image.filter(|image| image.layers.iter().all(|layer| self.cache.has_layer(layer))))
+    }
+
+    /// Records that an up-to-date image is of a built-in recipe, from which it is kept fresh. A
+    /// copy of that recipe may have built it.
+    fn take_over(&self, recipe: &Recipe, image: Image) -> Result<Image, ImageError> {
+        let source = self.source(recipe);
+        if !self.options.built_in || image.source == source {
+            return Ok(image);
+        }
+        let image = Image { source, ..image };
+        self.cache.write_image(&image)?;
+        Ok(image)
+    }
+
+    fn source(&self, recipe: &Recipe) -> String {
+        let kind = if self.options.built_in { BUILT_IN_RECIPE } else { "recipe" };
+        format!("{kind}, {}", describe_base(&recipe.from))
     }
 
     fn report_all_cached(&mut self, recipe: &Recipe, total: usize) {
@@ -469,8 +486,7 @@ impl Build<'_> {
         for (key, layer) in &state.forced {
             self.cache.set_step_layer(key, layer)?;
         }
-        let kind = if self.options.built_in { BUILT_IN_RECIPE } else { "recipe" };
-        let source = format!("{kind}, {}", describe_base(&recipe.from));
+        let source = self.source(recipe);
         write_image(self.cache, &recipe.name, state.layers, state.config, recipe_key, source)
     }
 }

@@ -11,10 +11,10 @@ pub(crate) struct Tasks {
 
 impl Tasks {
     /// Spawns a task that is cancelled when the server stops.
-    pub(crate) fn spawn(
+    pub(crate) fn spawn<T: Send + 'static>(
         &self,
-        task: impl Future<Output = ()> + Send + 'static,
-    ) -> JoinHandle<Option<()>> {
+        task: impl Future<Output = T> + Send + 'static,
+    ) -> JoinHandle<Option<T>> {
         // Not wrapped in an async block, which would hold the task's future twice.
         self.tracker.spawn(task.with_cancellation_token_owned(self.stop.clone()))
     }

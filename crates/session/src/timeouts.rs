@@ -34,8 +34,10 @@ pub struct Timeouts {
     pub exec: Duration,
     /// A repository build.
     pub build: Duration,
-    /// The repository's check, when it warms up a build.
+    /// The repository's check or tests, when they warm up a build.
     pub warm: Duration,
+    /// A run of the schedule; what it started goes on.
+    pub schedule_run: Duration,
     /// The repository's check of a pushed commit.
     pub check: Duration,
     /// The window of the circuit breaker: failed starts count for this long.
@@ -67,6 +69,7 @@ impl Default for Timeouts {
             exec: minutes(30),
             build: minutes(30),
             warm: minutes(5),
+            schedule_run: minutes(10),
             check: minutes(30),
             breaker: minutes(5),
             breaker_failures: 3,

@@ -24,10 +24,13 @@ pub(crate) async fn run(ctx: &Invocation, verb: ScheduleCommand) -> Result<u8> {
             ctx.print.note("Looking at every repository");
             let run: ScheduleRun = client.post("/v1/schedule/run", &json!({})).await?;
             ctx.print.document(&run)?;
+            for image in &run.images {
+                ctx.print.note(format!("Built image {}", sanitize(image)));
+            }
             for name in &run.rebuilt {
                 ctx.print.note(format!("Built {name}"));
             }
-            if run.rebuilt.is_empty() && run.status == RunStatus::Success {
+            if !run.image_rebuilt && run.status == RunStatus::Success {
                 ctx.print.note("Nothing has moved");
             }
             if run.status == RunStatus::Failed {
@@ -66,7 +69,9 @@ fn show(ctx: &Invocation, schedule: &Schedule) -> Result<()> {
 }
 
 fn row(run: &ScheduleRun) -> [String; 5] {
-    let rebuilt: Vec<&str> = run.rebuilt.iter().map(|name| name.as_str()).collect();
+    let images = run.images.iter().map(|image| sanitize(image));
+    let rebuilt: Vec<String> =
+        images.chain(run.rebuilt.iter().map(|name| name.to_string())).collect();
     [
         age(run.timestamp),
         run.status.to_string(),

@@ -53,6 +53,7 @@ impl ClocksTable {
             lifetime: duration(self.lifetime),
             build: duration(self.build),
             warm: duration(self.warm),
+            schedule_run: Timeouts::default().schedule_run,
             check: duration(self.check),
             breaker: duration(self.breaker),
             breaker_failures: self.breaker_failures.expect(HAS_DEFAULT),

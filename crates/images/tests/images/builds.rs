@@ -3,7 +3,7 @@
 use std::{fs, thread};
 
 use harvest_engine::{EngineError, Image};
-use harvest_images::ImageError;
+use harvest_images::{BuildOptions, ImageError, Recipe};
 use harvest_proto::api::ImageLine;
 
 use crate::world::{World, gzip, spec, steps_run};
@@ -47,6 +47,19 @@ fn unchanged_steps_come_from_the_cache() {
     assert_eq!(other.unwrap().layers[..2], image.layers[..2]);
     assert_eq!(steps_run(&reports), 1);
     assert!(world.engine.list().unwrap().is_empty());
+}
+
+#[test]
+fn built_in_recipe_takes_over_image_of_copy() {
+    let world = world_with_files();
+    let of_copy = world.build(RECIPE, false).0.unwrap();
+    assert_eq!(of_copy.source, "recipe, from folder root");
+    let recipe = Recipe::parse(RECIPE, world.folder.path()).unwrap();
+    let options = BuildOptions { built_in: true, ..BuildOptions::default() };
+    let image = harvest_images::build(&world.engine, &recipe, options, &mut |_| {}).unwrap();
+    assert_eq!(image, Image { source: "built-in recipe, from folder root".to_owned(), ..of_copy });
+    assert_eq!(world.engine.image("small").unwrap().unwrap(), image);
+    assert_eq!(world.build(RECIPE, false).0.unwrap(), image, "a copy does not take it back");
 }
 
 #[test]

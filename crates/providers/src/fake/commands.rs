@@ -5,7 +5,7 @@ use harvest_proto::{
     bridge::{DiffStat, Exit, Fault, FaultCode, FileKind, FileStat, GitRequest, Reply},
 };
 
-use super::sandbox::FakeSandbox;
+use super::{UPDATES_FILE, sandbox::FakeSandbox};
 
 /// The result of a command.
 pub(crate) enum CommandResult {
@@ -17,7 +17,8 @@ pub(crate) enum CommandResult {
     Sleeping,
 }
 
-/// Runs `echo`, `cat`, `test -f`, `true`, `false`, `sleep`; `sh` prints nothing and succeeds.
+/// Runs `echo`, `cat`, `test -f`, `true`, `false`, `sleep`; `sh` succeeds and prints
+/// nothing, unless it runs apt.
 pub(crate) fn run(argv: &[String], sandbox: &FakeSandbox) -> Result<CommandResult, Fault> {
     sandbox.use_cpu(1000);
     let argv_words: Vec<&str> = argv.iter().map(String::as_str).collect();
@@ -32,6 +33,9 @@ pub(crate) fn run(argv: &[String], sandbox: &FakeSandbox) -> Result<CommandResul
         ["test", "-f", path] => {
             let found = sandbox.files().keys().any(|file| file.ends_with(path));
             exited(Vec::new(), i32::from(!found))
+        }
+        ["/bin/sh", "-c", script] if script.contains("apt-get") => {
+            exited(sandbox.files().remove(UPDATES_FILE).unwrap_or_default(), 0)
         }
         ["sh" | "/bin/sh", ..] | ["true"] => exited(Vec::new(), 0),
         ["false"] => exited(Vec::new(), 1),

@@ -7,9 +7,9 @@ use futures_util::{StreamExt, stream};
 use harvest_proto::{
     ImageId, RepositoryName, Timestamp,
     api::{
-        CreateImage, CreateVolume, DiskSpace, DiskUsage, Finding, FindingLevel, GarbageReport,
-        Image, ImageConfig, ImageLine, ImageSource, ImageUsage, ImageUsers, NamedSize, Volume,
-        VolumeBacking,
+        BUILT_IN_RECIPE, CreateImage, CreateVolume, DiskSpace, DiskUsage, Finding, FindingLevel,
+        GarbageReport, Image, ImageConfig, ImageLine, ImageSource, ImageUsage, ImageUsers,
+        NamedSize, Volume, VolumeBacking,
     },
 };
 use harvest_session::sandboxes::{
@@ -21,6 +21,7 @@ use super::Fake;
 #[derive(Default)]
 pub(super) struct HostState {
     images: BTreeMap<String, ImageId>,
+    builds_hang: bool,
     volumes: BTreeMap<String, u64>,
     /// Repositories with a state volume.
     states: Vec<RepositoryName>,
@@ -41,7 +42,7 @@ fn image(name: &str, id: &ImageId) -> Image {
         recipe_key: String::new(),
         bytes: 1,
         created_at: Timestamp::from_millis(0),
-        source: "nothing".to_owned(),
+        source: BUILT_IN_RECIPE.to_owned(),
     }
 }
 
@@ -60,11 +61,21 @@ impl Fake {
         self.inner().host.states.push(repository.clone());
     }
 
-    fn make(&self, name: String, bytes: u64) -> ImageLines {
-        let image = image(
-            &name,
-            self.inner().host.images.entry(name.clone()).or_insert_with(ImageId::random),
-        );
+    /// Makes builds of images start and never end.
+    pub fn set_image_builds_hanging(&self) {
+        self.inner().host.builds_hang = true;
+    }
+
+    fn make(&self, name: String, bytes: u64, force: bool) -> ImageLines {
+        let mut inner = self.inner();
+        if inner.host.builds_hang {
+            return stream::pending().boxed();
+        }
+        let id = inner.host.images.entry(name.clone()).or_insert_with(ImageId::random);
+        if force {
+            *id = ImageId::random();
+        }
+        let image = image(&name, id);
         stream::iter([ImageLine::Bytes { done: bytes, total: None }, ImageLine::Made { image }])
             .boxed()
     }
@@ -92,8 +103,8 @@ impl Images for Fake {
             ImageSource::Recipe(name) if name == "missing" => {
                 Err(SandboxError::Missing(MissingObject::Recipe { name, known: Vec::new() }))
             }
-            ImageSource::Recipe(name) => Ok(self.make(name, 0)),
-            other => Ok(self.make(order.name.unwrap_or_else(|| format!("{other:?}")), 0)),
+            ImageSource::Recipe(name) => Ok(self.make(name, 0, order.force)),
+            other => Ok(self.make(order.name.unwrap_or_else(|| format!("{other:?}")), 0, false)),
         }
     }
 
@@ -106,7 +117,7 @@ impl Images for Fake {
         while let Some(Ok(piece)) = archive.next().await {
             bytes += piece.len() as u64;
         }
-        Ok(self.make(order.name, bytes))
+        Ok(self.make(order.name, bytes, false))
     }
 
     async fn image_delete(&self, named: &str) -> Result<(), SandboxError> {

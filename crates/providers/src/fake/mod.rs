@@ -30,6 +30,9 @@ use sandbox::FakeSandbox;
 /// The outcome of syncs; without it a checkout is up to date.
 pub const SYNC_FILE: &str = "/sync";
 
+/// What a script that runs apt prints.
+const UPDATES_FILE: &str = "/updates";
+
 /// The content of a disk.
 pub(crate) type Files = BTreeMap<String, Vec<u8>>;
 
@@ -50,6 +53,8 @@ struct Inner {
     snapshots: BTreeMap<SnapshotId, (Files, Option<SnapshotKind>)>,
     /// Snapshots of sandboxes that a power cut ended.
     torn: BTreeSet<SnapshotId>,
+    /// The disk of every image.
+    image_files: Files,
     missing_images: BTreeSet<String>,
     missing_agents: BTreeSet<String>,
     broken_images: BTreeSet<String>,
@@ -135,6 +140,12 @@ impl Fake {
     /// Makes boots start and never end.
     pub fn set_boot_hanging(&self) {
         self.inner().boot = BootBehavior::Hanging;
+    }
+
+    /// Makes Debian have this many packages that are newer than those of every image.
+    pub fn set_updates(&self, count: u32) {
+        let count = count.to_string().into_bytes();
+        self.inner().image_files.insert(UPDATES_FILE.to_owned(), count);
     }
 
     pub fn remove_image(&self, name: &str) {

@@ -16,7 +16,7 @@ use harvest_session::{
     },
 };
 
-use super::{Fake, FakeOp, Files, POWER_CUT, connection, sandbox::FakeSandbox};
+use super::{Fake, FakeOp, POWER_CUT, connection, sandbox::FakeSandbox};
 
 /// The door of a fake sandbox, which never opens a connection.
 struct ClosedDoor;
@@ -52,7 +52,7 @@ impl SandboxProvider for Fake {
             {
                 return Err(SandboxError::Missing(MissingObject::Image(image.clone())));
             }
-            StartFrom::Image(_) => Files::new(),
+            StartFrom::Image(_) => inner.image_files.clone(),
             StartFrom::Snapshot(snapshot) => match inner.snapshots.get(snapshot) {
                 Some((files, _)) => files.clone(),
                 None => return Err(SandboxError::no_snapshot(snapshot)),

@@ -23,8 +23,6 @@ const CRON: &str = "*/30 * * * *";
 const PERIOD: Duration = Duration::from_secs(30 * 60);
 /// How often the job looks whether a run is due. The clock of the machine may be changed.
 const POLL_INTERVAL: Duration = Duration::from_secs(20);
-/// A run is over after this time; builds that it started go on.
-const RUN_LIMIT: Duration = Duration::from_secs(600);
 /// Repositories that are looked at or built at the same time; builds also need slots.
 const PARALLEL: usize = 4;
 /// Builds of the same commit before it is left alone.
@@ -190,7 +188,8 @@ impl Repositories {
         };
         store.schedule_begin(lease, &run).await?;
         let clock = self.shared.clock.now();
-        let deadline = tokio::time::sleep(RUN_LIMIT);
+        let limit = self.shared.sandboxes.timeouts.schedule_run;
+        let deadline = tokio::time::sleep(limit);
         tokio::pin!(deadline);
         let daily = self.daily_is_due(now).await?;
         let images = async {
@@ -207,13 +206,14 @@ impl Repositories {
         run.images = refreshed.rebuilt;
         let mut lines = refreshed.failed;
         let repositories = self.list().await?;
-        let mut outcomes =
-            stream::iter(repositories).map(|one| self.refresh(one)).buffer_unordered(PARALLEL);
+        let mut outcomes = stream::iter(repositories)
+            .map(|one| self.clone().refresh_in_task(one))
+            .buffer_unordered(PARALLEL);
         loop {
             let outcome = tokio::select! {
                 outcome = outcomes.next() => outcome,
                 () = &mut deadline => {
-                    lines.push(format!("not over after {} s", RUN_LIMIT.as_secs()));
+                    lines.push(format!("not over after {} s", limit.as_secs()));
                     None
                 }
             };
@@ -249,6 +249,16 @@ impl Repositories {
         // No user asks: a user's token is not used.
         let owners = [SecretOwner::Repository(repository.name.clone()), SecretOwner::Global];
         self.shared.sandboxes.doors.tip(&access, &owners, base).await
+    }
+
+    /// A task of its own: the end of the run does not cancel it between the row of a build and the
+    /// build.
+    async fn refresh_in_task(self, repository: Repository) -> LookOutcome {
+        let (name, tasks) = (repository.name.clone(), self.shared.sandboxes.tasks.clone());
+        let stopped =
+            || LookOutcome::Failed { name, why: "the server stopped".into(), built: false };
+        let refreshed = tasks.spawn(async move { self.refresh(repository).await }).await;
+        refreshed.ok().flatten().unwrap_or_else(stopped)
     }
 
     /// Looks at a repository, and builds it if it has moved.

@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 use crate::{completed, turn_ended};
 
 /// A fake wall clock for servers started from here on.
-struct Wall(PathBuf);
+pub(crate) struct Wall(PathBuf);
 
 impl Wall {
-    fn of(host: &mut Host) -> Self {
+    pub(crate) fn of(host: &mut Host) -> Self {
         let wall = Self(host.home().join("wall"));
         wall.set("+0");
         let library = library()
@@ -35,7 +35,7 @@ impl Wall {
         wall
     }
 
-    fn set(&self, how: &str) {
+    pub(crate) fn set(&self, how: &str) {
         // Atomic: a partly written number would be another time.
         let new = self.0.with_extension("new");
         fs::write(&new, how).and_then(|()| fs::rename(&new, &self.0)).unwrap();

@@ -30,6 +30,7 @@ mod history_budget;
 mod host_network;
 mod host_secrets;
 mod identity;
+mod image_refresh;
 mod inputs;
 mod inside;
 mod keys_and_budget;
