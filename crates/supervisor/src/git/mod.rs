@@ -39,13 +39,16 @@ pub(crate) const NON_INTERACTIVE: [(&str, &str); 2] =
     [("GIT_TERMINAL_PROMPT", "0"), ("GIT_SSH_COMMAND", "ssh -o BatchMode=yes")];
 
 /// Disables hooks and the file-system monitor: the checkout may configure ones that hang, which
-/// would block a boot or make a diff time out.
-const NO_HOOKS: [(&str, &str); 5] = [
-    ("GIT_CONFIG_COUNT", "2"),
+/// would block a boot or make a diff time out. A folder that looks like a bare repository is no
+/// checkout.
+const OVERRIDES: [(&str, &str); 7] = [
+    ("GIT_CONFIG_COUNT", "3"),
     ("GIT_CONFIG_KEY_0", "core.fsmonitor"),
     ("GIT_CONFIG_VALUE_0", "false"),
     ("GIT_CONFIG_KEY_1", "core.hooksPath"),
     ("GIT_CONFIG_VALUE_1", "/dev/null"),
+    ("GIT_CONFIG_KEY_2", "safe.bareRepository"),
+    ("GIT_CONFIG_VALUE_2", "explicit"),
 ];
 
 const ALL_BRANCHES: &str = "+refs/heads/*:refs/remotes/origin/*";
@@ -110,10 +113,15 @@ impl Git<'_> {
         spec.env.extend(
             NON_INTERACTIVE
                 .iter()
-                .chain(&NO_HOOKS)
+                .chain(&OVERRIDES)
                 .chain(&ENGLISH)
                 .map(|(name, value)| ((*name).to_owned(), (*value).to_owned())),
         );
+        // In a checkout that lost its `.git` no repository around it is found.
+        let parent = Path::new(folder).canonicalize().ok();
+        if let Some(parent) = parent.as_deref().and_then(Path::parent).and_then(Path::to_str) {
+            spec.env.insert("GIT_CEILING_DIRECTORIES".to_owned(), parent.to_owned());
+        }
         spec
     }
 

@@ -12,6 +12,7 @@ use std::{
 };
 
 use harvest_proto::bridge::{DiffFormat, DiffStat};
+use rustix::fs::{Mode, OFlags};
 
 use super::untracked;
 
@@ -29,6 +30,8 @@ pub(super) enum JobError {
     ObjectsMissing,
     #[error("`{command}` failed")]
     Git { command: String },
+    #[error("{folder} is not the top folder of a repository, but part of {top}")]
+    NotTop { folder: String, top: String },
     #[error("cannot {doing}: {source}")]
     Io { doing: String, source: io::Error },
 }
@@ -60,6 +63,11 @@ impl CheckoutTrees {
             output.split(|byte| *byte == b'\n').map(|path| folder.join(OsStr::from_bytes(path)));
         let mut next = || paths.next().unwrap_or_default();
         let (objects, index, top) = (next(), next(), next());
+        // `core.worktree` may name any other folder.
+        if top.canonicalize().ok() != folder.canonicalize().ok() {
+            let [folder, top] = [folder, &top].map(|path| path.display().to_string());
+            return Err(JobError::NotTop { folder, top });
+        }
         let objects = objects
             .canonicalize()
             .map_err(|error| JobError::io(format!("find {}", objects.display()), error))?;
@@ -196,7 +204,12 @@ impl PrivateIndex {
     }
 
     fn fill(&self, index: &Path) -> io::Result<()> {
-        let mut from = File::open(index)?;
+        // A FIFO or a device in its place would never end.
+        let flags = OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let mut from = File::from(rustix::fs::open(index, flags, Mode::empty())?);
+        if !from.metadata()?.is_file() {
+            return Err(io::Error::other("it is not a regular file"));
+        }
         let mut to = File::create_new(&self.path)?;
         io::copy(&mut from, &mut to)?;
         // Git compares the time with those of the files, to find changes right after the index was

@@ -98,6 +98,52 @@ fn checkout_without_commits_or_repository_has_a_diff() {
 }
 
 #[test]
+fn repository_around_checkout_is_not_used() {
+    let (sandbox, mut client) = booted();
+    let around = "rm -rf ../.git && cp -a .git ../.git && mkdir -p ~/other && cp -a .git ~/other";
+    shop(&sandbox, &mut client, around);
+    let base = head(&sandbox, &mut client);
+    for lost in [
+        "rm -rf .git",
+        "rm -rf .git && mkdir .git",
+        // The checkout itself looks like a bare repository.
+        "rm -rf .git && cp -a ../.git/. .",
+        "rm -rf .git && cp -a ../.git .git && git config core.worktree ~/other",
+        // The checkout is a folder of another repository.
+        "mkdir ~/other/sub && cd .. && rm -rf shop && ln -s ~/other/sub shop && mkdir shop/.git",
+    ] {
+        shop(&sandbox, &mut client, lost);
+        assert!(save(&mut client, None).is_err(), "{lost}");
+        let unpack = GitRequest::UnpackTree { checkout: "shop".parse().unwrap(), stream: 400 };
+        assert!(ask(&mut client, unpack).is_err(), "{lost}");
+        let diff = GitQuery::Diff { base: base.clone(), prefixed: false };
+        let diff = query(&mut client, "shop", diff, 1000);
+        assert!(diff.as_ref().is_ok_and(|(text, _)| text.is_empty()) || diff.is_err(), "{diff:?}");
+        if !lost.contains("worktree") {
+            let head = ask(&mut client, GitRequest::Head { checkout: "shop".parse().unwrap() });
+            let Ok(Reply::Head { commit: None, .. }) = head else { panic!("{lost}: {head:?}") };
+            let branch = "harvest/new".parse().unwrap();
+            let checkout = "shop".parse().unwrap();
+            let _refused = ask(&mut client, GitRequest::SetBranch { checkout, branch });
+        }
+    }
+    for around in ["workspace/.git/HEAD", "home/other/.git/HEAD"] {
+        let head = fs::read_to_string(sandbox.at(around)).unwrap();
+        assert_eq!(head, "ref: refs/heads/main\n", "{around}");
+    }
+}
+
+#[test]
+fn index_that_is_no_file_is_refused() {
+    let (sandbox, mut client) = booted();
+    for index in ["mkfifo .git/index", "ln -s /dev/zero .git/index"] {
+        shop(&sandbox, &mut client, &format!("rm -f .git/index && {index}"));
+        let fault = save(&mut client, None).unwrap_err();
+        assert!(fault.message.contains("not a regular file"), "{}", fault.message);
+    }
+}
+
+#[test]
 fn query_output_is_limited() {
     let (sandbox, mut client) = booted();
     let base = head(&sandbox, &mut client);
