@@ -448,7 +448,7 @@ fn boot_phase(phase: BootPhase, millis: Option<u64>) -> Vec<String> {
         BootPhase::Starting | BootPhase::Ready => return vec![],
         BootPhase::Sync => "Synced the checkout",
         BootPhase::Install => "Prepared dependencies",
-        BootPhase::Setup => "Ran .harvest/setup.sh",
+        BootPhase::Setup => "Ran the repository's setup",
         BootPhase::Start => "Ran .harvest/start.sh",
         BootPhase::Agent => "Started the agent",
     };

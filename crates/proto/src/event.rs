@@ -459,7 +459,8 @@ pub enum BootPhase {
     Sync,
     /// The dependencies of the checkouts are installed, unless the image contains them.
     Install,
-    /// `.harvest/setup.sh` runs, unless the image contains its result.
+    /// `.harvest/setup.sh` or the `setup` of `.harvest/config.toml` runs, unless the image contains
+    /// its result.
     Setup,
     /// `.harvest/start.sh` runs.
     Start,

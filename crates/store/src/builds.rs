@@ -8,6 +8,7 @@ use harvest_proto::{
 
 use crate::{
     DbRow, Lease, Store, StoreError,
+    reserve::OnFullDisk,
     row::{self, bigint, to_json},
 };
 
@@ -66,7 +67,7 @@ impl Store {
         }
     }
 
-    /// Marks a build as failed; the previous build stays the newest.
+    /// Marks a build as failed, also on a full disk; the previous build stays the newest.
     pub async fn build_fail(
         &self,
         lease: Lease,
@@ -82,7 +83,7 @@ impl Store {
         .bind(error.to_owned())
         .bind(at.as_millis())
         .bind(log.to_owned());
-        self.writer.execute(Some(lease), query).await.map(drop)
+        self.writer.execute_on(OnFullDisk::UseReserve, Some(lease), query).await.map(drop)
     }
 
     /// The builds of a repository that are kept, newest first.

@@ -92,7 +92,10 @@ impl Hint for ImportError {
             Self::NoAuthor { .. } => {
                 "`git config --global user.name NAME` and `git config --global user.email EMAIL`"
             }
-            Self::Forge(_) => "`harvest doctor` lists missing prerequisites",
+            Self::Forge(_) => {
+                "`harvest doctor` lists missing prerequisites; on a full disk `harvest gc` frees \
+                 space"
+            }
         };
         Some(hint.into())
     }

@@ -143,7 +143,7 @@ pub(crate) fn phase_label(phase: BootPhase) -> &'static str {
         BootPhase::Starting => "Preparing the sandbox",
         BootPhase::Sync => "Fetching the code",
         BootPhase::Install => "Installing dependencies",
-        BootPhase::Setup => "Running .harvest/setup.sh",
+        BootPhase::Setup => "Running the repository's setup",
         BootPhase::Start => "Running .harvest/start.sh",
         BootPhase::Agent => "Starting the agent",
         BootPhase::Ready => "Getting ready",
@@ -201,7 +201,7 @@ mod tests {
         };
         assert_eq!(
             after(vec![state(SessionState::Starting), setup]),
-            doing("Running .harvest/setup.sh", 2)
+            doing("Running the repository's setup", 2)
         );
         let retry = EventBody::Retry { attempt: 2, after_millis: 500, status: Some(529) };
         assert_eq!(after(vec![retry]), doing("Waiting for the model (attempt 2, status 529)", 1));

@@ -10,7 +10,7 @@ use harvest_proto::{
         Build, BuildRepository, CheckOutcome, Evidence, Repository, RepositoryConfig,
         SetNetworkRule,
     },
-    bridge::BootStart,
+    bridge::{BootStart, Exit},
     event::BootPhase,
 };
 use harvest_store::{ComputeOwner, RuleOwner};
@@ -32,6 +32,9 @@ use crate::{
     timeouts::millis,
     wall_clock::now,
 };
+
+const NO_COMMIT: &str = "no commit is checked out: the repository is empty, or its setup removed \
+                         `.git`";
 
 /// A base that moves while its build starts over changes its file at most this often.
 const MAX_STARTS: usize = 3;
@@ -209,9 +212,7 @@ impl BuildSteps<'_> {
             }
         }
         let head = checkout::head(&sandbox.bridge, &repository.name.folder()).await?;
-        let commit = head
-            .commit
-            .ok_or_else(|| EphemeralError::Other("the repository has no commit".to_owned()))?;
+        let commit = head.commit.ok_or_else(|| EphemeralError::Other(NO_COMMIT.to_owned()))?;
         let limit = shared.sandboxes.timeouts.warm;
         let check = self.run_check(&sandbox.bridge, &declared, &commit, limit).await?;
         // Their purpose is to fill caches, which an earlier build has filled.
@@ -257,6 +258,9 @@ impl BuildSteps<'_> {
             return Ok(None);
         }
         report.note(&format!("check: {}\n{}", evidence.outcome, evidence.tail));
+        if evidence.exit == Exit::Timeout {
+            report.warn(not_over(&evidence.check, limit));
+        }
         Ok(Some(evidence))
     }
 
@@ -270,9 +274,10 @@ impl BuildSteps<'_> {
         let script = format!("{{ {tests}\n}} 2>&1");
         let command = checkout::command(&["/bin/sh", "-c", &script], &folder, millis(limit));
         let output = bridge.run_command(command).await?;
-        match output.ok() {
-            true => report.note(&format!("{tests}: passed")),
-            false => report.warn(format!("{tests} failed:\n{}", output.tail())),
+        match output.exit {
+            Exit::Code(0) => report.note(&format!("{tests}: passed")),
+            Exit::Timeout => report.warn(not_over(&tests, limit)),
+            _ => report.warn(format!("{tests} failed:\n{}", output.tail())),
         }
         Ok(())
     }
@@ -310,6 +315,11 @@ impl Prepared {
         }
         Ok(())
     }
+}
+
+/// The warning about tests that are ended while they warm up a build.
+fn not_over(tests: &str, limit: Duration) -> String {
+    format!("{tests} did not end within {} s (`clocks.warm`)", limit.as_secs())
 }
 
 /// The names that a repository asks for, with the command that allows each.

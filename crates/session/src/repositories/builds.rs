@@ -2,6 +2,8 @@
 //! snapshot that sessions start from. A build is published only after a sandbox has started from
 //! it; a failed build leaves the previous one in place.
 
+use std::time::Duration;
+
 use futures_util::stream::{self, BoxStream, StreamExt};
 use harvest_proto::{
     NetworkPolicy, RepositoryName, SandboxId, SnapshotId,
@@ -19,8 +21,15 @@ use super::{
 };
 use crate::{
     check_slots::CheckSlot, ephemeral::EphemeralError, error::SessionError,
-    error_chain::error_chain, sandbox_context::SandboxContext, wall_clock::now,
+    error_chain::error_chain, sandbox_context::SandboxContext, sandboxes::SandboxError,
+    wall_clock::now,
 };
+
+// A database that does not answer may come back.
+const STORE_RETRY: Duration = Duration::from_secs(2);
+
+// How programs in a sandbox say it.
+const DISK_FULL: &str = "No space left on device";
 
 /// The network policy of builds.
 pub(super) const BUILD_POLICY: NetworkPolicy = NetworkPolicy::Trusted;
@@ -93,6 +102,8 @@ impl Repositories {
             let planned = PlannedBuild { snapshot, sandbox, order };
             let last = build_and_publish(&repositories, &repository, planned, &report, slot).await;
             repositories.shared.build_ended.notify_waiters();
+            // The disks of its sandboxes wait in the trash, maybe of a disk that they have filled.
+            repositories.shared.removals.wake.notify_one();
             report.end(last);
         });
         Ok(stream::unfold(lines, async |mut lines| lines.recv().await.map(|line| (line, lines)))
@@ -136,26 +147,60 @@ async fn build_and_publish(
     let steps = BuildSteps { repositories, repository, report };
     let built = tokio::time::timeout(limit, steps.run(planned)).await.unwrap_or(timed_out);
     drop(slot);
-    let failed = |code: &str, message: String| BuildLine::Failed { code: code.to_owned(), message };
     let build = match built {
         Ok(build) => build,
         Err(error) => {
             let message = error_chain(&error);
-            let _ = store.build_fail(lease, snapshot, (&message, &report.log()), now()).await;
-            let _ = store.build_forget_failed(lease, &repository.name).await;
-            if let Some(snapshots) = shared.sandboxes.provider.snapshots() {
-                let _ = snapshots.remove(snapshot).await;
-            }
-            return failed("build_failed", message);
+            end_failed(shared, &repository.name, snapshot, (&message, &report.log())).await;
+            let code = failure_code(&error, &message).to_owned();
+            return BuildLine::Failed { code, message };
         }
     };
     match store.build_publish(lease, &build, &report.log()).await {
         Ok(()) => {
+            // Sandboxes of the warm pool wait on the build before.
+            shared.changes.notify_one();
             remove_outdated_builds(shared, &repository.name).await;
             BuildLine::Built { build: Box::new(build) }
         }
-        Err(error) => failed("store_failed", error_chain(&error)),
+        Err(error) => {
+            let message = error_chain(&error);
+            // It may be published all the same.
+            if !matches!(error, StoreError::Unknown { .. }) {
+                end_failed(shared, &repository.name, snapshot, (&message, &report.log())).await;
+            }
+            BuildLine::Failed { code: "store_failed".to_owned(), message }
+        }
     }
+}
+
+/// Records that a build failed, and removes what it has saved. Retried: no other build of the
+/// repository begins while this one counts as running.
+async fn end_failed(
+    shared: &RepositoryContext,
+    repository: &RepositoryName,
+    snapshot: &SnapshotId,
+    why: (&str, &str),
+) {
+    let (store, lease) = (&shared.store, shared.sandboxes.lease);
+    loop {
+        match store.build_fail(lease, snapshot, why, now()).await {
+            Ok(()) => break,
+            Err(StoreError::LeaseLost | StoreError::Closed) => return,
+            Err(error) => tracing::warn!(%error, "cannot record the end of a build; retrying"),
+        }
+        tokio::time::sleep(STORE_RETRY).await;
+    }
+    let _ = store.build_forget_failed(lease, repository).await;
+    if let Some(snapshots) = shared.sandboxes.provider.snapshots() {
+        let _ = snapshots.remove(snapshot).await;
+    }
+}
+
+/// `no_room` when a disk was full: the host's, or that of the build's sandbox.
+fn failure_code(error: &EphemeralError, message: &str) -> &'static str {
+    let refused = matches!(error, EphemeralError::Sandbox(SandboxError::NoSpace { .. }));
+    if refused || message.contains(DISK_FULL) { "no_room" } else { "build_failed" }
 }
 
 /// Removes each snapshot before its row, so that the next build retries after a crash in between.

@@ -76,7 +76,7 @@ pub(crate) struct RepositoryContext {
     pub(crate) clock: MonotonicClock,
     /// Notifies those that wait for the end of a build.
     pub(crate) build_ended: Notify,
-    /// Notified when a repository is changed or removed: the warm pool follows.
+    /// Notified when a repository is changed, built or removed: the warm pool follows.
     pub(crate) changes: Arc<Notify>,
 }
 
@@ -85,7 +85,7 @@ impl Repositories {
         Self { shared: Arc::new(context) }
     }
 
-    /// Notified when a repository is changed or removed. For one task.
+    /// Notified when a repository is changed, built or removed. For one task.
     pub(crate) fn changes(&self) -> Arc<Notify> {
         Arc::clone(&self.shared.changes)
     }

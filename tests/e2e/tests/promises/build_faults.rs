@@ -9,12 +9,13 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use harvest_e2e::Host;
+use harvest_e2e::{Host, unique};
 use serde_json::Value;
 
 use crate::repository_config::add;
 
-fn json(host: &Host, arguments: &[&str]) -> Value {
+/// The output of a command as JSON.
+pub(crate) fn json(host: &Host, arguments: &[&str]) -> Value {
     let printed = host.harvest([arguments, &["--json"]].concat()).stdout;
     serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{error}: {printed}"))
 }
@@ -28,7 +29,7 @@ async fn killed_server_keeps_the_earlier_build() {
     for step in [
         "Starting a sandbox\n",
         "Fetching the code",
-        "Running .harvest/setup.sh",
+        "Running the repository's setup",
         "Running .harvest/check.sh",
         "Saving a snapshot",
         "Starting a sandbox from the snapshot",
@@ -87,6 +88,27 @@ async fn hanging_setup_ends_with_the_time_limit() {
     assert!(built.code == 1 && built.stderr.contains("timed out after 8 s"), "{built:?}");
     let sandboxes = json(&host, &["sandbox", "ls"]);
     assert_eq!(sandboxes.as_array().map(Vec::len), Some(0), "{sandboxes}");
+}
+
+#[tokio::test]
+async fn hanging_tests_end_and_the_build_is_used() {
+    let host = Host::start_with(&[("HARVEST_CLOCKS_WARM", "2s")]).await;
+    let seconds = unique();
+    let hang = format!("sleep {seconds} & setsid sleep {seconds} & sleep {seconds}\n");
+    for (tests, file) in [("make test", "Makefile"), (".harvest/check.sh", ".harvest/check.sh")] {
+        let text = if file == "Makefile" { format!("all:\ntest:\n\t{hang}") } else { hang.clone() };
+        add(&host, &[(file, &text)]);
+        let built = host.harvest(["repo", "build", "shop"]);
+        assert_eq!(built.code, 0, "{tests}: {built:?}");
+        let warning = format!("{tests} did not end within 2 s");
+        assert!(built.stderr.contains(&warning), "{built:?}");
+        assert!(!json(&host, &["repo", "show", "shop"])["build"].is_null());
+    }
+    let processes = fs::read_dir("/proc").unwrap().filter_map(|entry| {
+        let command = fs::read(entry.ok()?.path().join("cmdline")).ok()?;
+        (command == format!("sleep\0{seconds}\0").as_bytes()).then_some(())
+    });
+    assert_eq!(processes.count(), 0, "their processes are dead");
 }
 
 #[tokio::test]

@@ -61,6 +61,9 @@ async fn app_pushes_and_opens_pull_request_with_evidence() {
     let url = format!("{forge}/local/calc.git");
     let added = host.harvest(["repo", "add", &url, "--name", "acme/calc"]);
     assert_eq!(added.code, 0, "{added:?}");
+    // No secret opens the repository for a build, either.
+    let built = host.harvest(["repo", "build", "acme/calc"]);
+    assert_eq!(built.code, 0, "{built:?}");
     let session = fixed(&host, "acme/calc", json!({})).await;
     let pull = host.show(&session).await.repositories.remove(0).pr.unwrap();
     assert_eq!((pull.number, pull.state), (1, PullRequestState::Open));

@@ -243,3 +243,36 @@ async fn github_token_of_user_opens_private_repository() {
     let (_, readme) = host.exec(&id, "harvest", "cat /workspace/private/README").await;
     assert_eq!(readme, "a public library\n");
 }
+
+// As above.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn build_reads_private_repository_with_shared_token() {
+    let corp = Corp::start().await;
+    let path = |name: &str| corp.folder.path().join(name).to_str().unwrap().to_owned();
+    let mut host =
+        Host::start_with(&[("SSL_CERT_FILE", &path("ca.pem")), ("HTTPS_PROXY", &corp.proxy)]).await;
+    set_secret(&host, &["GITHUB_TOKEN", "--user"], GITHUB_TOKEN);
+    let added = host.harvest(["repo", "add", "https://github.com/acme/private.git"]);
+    assert_eq!(added.code, 0, "{added:?}");
+    let build = ["repo", "build", "acme/private", "--force"];
+    // Every session may start from a build: a token of one user does not open it.
+    let refused = host.harvest(build);
+    assert!(refused.code == 1 && refused.stderr.contains("needs a token"), "{refused:?}");
+    let of_repository = ["GITHUB_TOKEN", "--repository", "acme/private"];
+    set_secret(&host, &of_repository, GITHUB_TOKEN);
+    let built = host.harvest(build);
+    assert_eq!(built.code, 0, "{built:?}");
+    let removed = host.harvest([&["secret", "rm"], &of_repository[..]].concat());
+    assert_eq!(removed.code, 0, "{removed:?}");
+    assert_eq!(host.harvest(build).code, 1);
+    // The server's own token, once it is shared with all users.
+    host.kill();
+    host.set("GITHUB_TOKEN", GITHUB_TOKEN);
+    host.up().await;
+    assert_eq!(host.harvest(build).code, 1);
+    host.kill();
+    host.set("HARVEST_GITHUB_SHARED_TOKEN", "true");
+    host.up().await;
+    let built = host.harvest(build);
+    assert_eq!(built.code, 0, "{built:?}");
+}

@@ -7,20 +7,13 @@ use harvest_e2e::Host;
 use harvest_proto::{EventBody, event::StartWay};
 use serde_json::{Value, json};
 
-use crate::{clocks::Wall, completed, repository_config::add};
-
-/// The server's output as JSON of a command that succeeds.
-fn json(host: &Host, arguments: &[&str]) -> Value {
-    let ran = host.harvest([arguments, &["--json"]].concat());
-    assert_eq!(ran.code, 0, "{ran:?}");
-    serde_json::from_str(&ran.stdout).unwrap_or_else(|error| panic!("{error}: {ran:?}"))
-}
+use crate::{build_faults::json, clocks::Wall, completed, repository_config::add};
 
 /// An image cache with the image `base` of this machine, whose files it shares. Removed on drop.
-struct Cache(tempfile::TempDir);
+pub(crate) struct Cache(tempfile::TempDir);
 
 impl Cache {
-    fn with_base() -> Self {
+    pub(crate) fn with_base() -> Self {
         let of_machine = of_machine();
         // Beside the machine's: links cannot leave a file system.
         let folder = tempfile::Builder::new().prefix("hv-cache").tempdir_in(&of_machine).unwrap();
@@ -58,9 +51,9 @@ impl Cache {
         fs::write(self.record_path(), record.to_string()).unwrap();
     }
 
-    async fn host(&self) -> Host {
-        let cache = self.0.path().to_str().unwrap();
-        Host::start_with(&[("HARVEST_CACHE", cache), ("HARVEST_IMAGE", "base")]).await
+    /// What makes a server use the cache.
+    pub(crate) fn env(&self) -> [(&str, &str); 2] {
+        [("HARVEST_CACHE", self.0.path().to_str().unwrap()), ("HARVEST_IMAGE", "base")]
     }
 }
 
@@ -86,7 +79,7 @@ async fn session_has_ping(host: &Host) -> (StartWay, bool) {
 #[tokio::test]
 async fn schedule_brings_changed_recipe_to_sessions() {
     let cache = Cache::with_base();
-    let host = cache.host().await;
+    let host = Host::start_with(&cache.env()).await;
     let built = host.harvest(["image", "build", "base"]);
     assert_eq!(built.code, 0, "{built:?}");
     // The image as an earlier recipe left it: without its last two steps, of which the first one
@@ -127,7 +120,7 @@ async fn daily_run_clears_only_stale_caches() {
     let mut record = cache.record();
     record["source"] = json!("recipe, from Debian bookworm");
     cache.set_record(&record);
-    let mut host = cache.host().await;
+    let mut host = Host::start_with(&cache.env()).await;
     add(&host, &[("file", "1")]);
     let session = host.scripted("shop", "Fill.", &json!([{ "text": "done" }])).await.id;
     host.follow(session.clone()).until("the turn", completed).await;

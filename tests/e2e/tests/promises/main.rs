@@ -11,6 +11,7 @@ mod artifacts;
 mod background_server;
 mod boot_retries;
 mod build_faults;
+mod build_hostile;
 mod clocks;
 mod command_line;
 mod configured_agents;

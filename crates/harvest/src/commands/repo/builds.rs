@@ -236,10 +236,17 @@ pub(crate) async fn build(
                 ));
                 return Ok(*build);
             }
-            BuildLine::Failed { message, .. } => bail!(Advice::new(
-                format!("the build of {name} failed: {message}"),
-                format!("`harvest repo logs {name}` prints its log")
-            )),
+            BuildLine::Failed { code, message } => {
+                let hint = match code.as_str() {
+                    "no_room" => {
+                        "`harvest df` shows what fills the disk, `harvest gc` frees space; \
+                                  `limits.disk` is the size of a sandbox's own"
+                            .to_owned()
+                    }
+                    _ => format!("`harvest repo logs {name}` prints its log"),
+                };
+                bail!(Advice::new(format!("the build of {name} failed: {message}"), hint))
+            }
         }
     }
     bail!("the response ended before the build finished")
