@@ -3,7 +3,7 @@
 //! time is in the sandbox's own count, which the next server reads.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, btree_map::Entry},
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
@@ -70,10 +70,21 @@ impl ComputeMeter {
         });
     }
 
-    /// Counts a sandbox from now on.
+    /// Counts a sandbox from now on, for this owner.
     pub(crate) fn begin(&self, sandbox: SandboxId, owner: ComputeOwner) {
-        let since = self.clock.now();
-        self.running().entry(sandbox).or_insert(Metered { owner, since });
+        let new = Metered { owner, since: self.clock.now() };
+        match self.running().entry(sandbox) {
+            Entry::Occupied(mut known) => known.get_mut().owner = new.owner,
+            Entry::Vacant(place) => {
+                place.insert(new);
+            }
+        }
+    }
+
+    /// Reads a sandbox now.
+    pub(crate) async fn read_one(&self, sandbox: &SandboxId) -> Result<(), StoreError> {
+        let metered = self.running().get(sandbox).cloned();
+        self.read(metered.map(|metered| (sandbox.clone(), metered)).into_iter().collect()).await
     }
 
     /// Reads a sandbox a last time, before it is removed.

@@ -102,6 +102,8 @@ pub(crate) struct Writer {
     requests: mpsc::UnboundedSender<Message>,
     held: HeldLease,
     pub(crate) watcher: Watcher,
+    #[cfg(feature = "testing")]
+    steps: Option<crate::WriteSteps>,
 }
 
 impl Writer {
@@ -116,7 +118,25 @@ impl Writer {
         let task =
             WriterTask::new(connection, connector, reserve, topics, held.clone(), watcher.clone());
         tokio::spawn(task.run(inbox));
-        Self { requests, held, watcher }
+        Self {
+            requests,
+            held,
+            watcher,
+            #[cfg(feature = "testing")]
+            steps: None,
+        }
+    }
+
+    #[cfg(feature = "testing")]
+    pub(crate) fn set_steps(&mut self, steps: crate::WriteSteps) {
+        self.steps = Some(steps);
+    }
+
+    #[cfg(feature = "testing")]
+    async fn step(&self) {
+        if let Some(steps) = &self.steps {
+            steps().await;
+        }
     }
 
     /// From now on this process writes only under this lease.
@@ -198,9 +218,14 @@ impl Writer {
         &self,
         job: impl FnOnce(Reply<T>) -> J,
     ) -> Result<T, StoreError> {
+        #[cfg(feature = "testing")]
+        self.step().await;
         let (reply, result) = oneshot::channel();
         self.requests.send(Message::Run(Box::new(job(reply)))).map_err(|_| StoreError::Closed)?;
-        result.await.map_err(|_| StoreError::Closed)?
+        let result = result.await.map_err(|_| StoreError::Closed)?;
+        #[cfg(feature = "testing")]
+        self.step().await;
+        result
     }
 
     pub(crate) async fn close(&self, readers: DbPool) {

@@ -104,7 +104,21 @@ pub struct Store {
     closing: Arc<Mutex<()>>,
 }
 
+/// Awaited before each write and after it.
+#[cfg(feature = "testing")]
+pub type WriteSteps =
+    Arc<dyn Fn() -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
+
 impl Store {
+    /// The store with steps before and after each write of this clone: a test that never lets one
+    /// of them end has killed the server there.
+    #[cfg(feature = "testing")]
+    #[must_use]
+    pub fn with_write_steps(mut self, steps: WriteSteps) -> Self {
+        self.writer.set_steps(steps);
+        self
+    }
+
     /// Opens the store in a file; creates the file and its tables if needed.
     pub async fn open(path: &Path) -> Result<Self, StoreError> {
         Self::connect(&DatabaseUrl::file(path)).await

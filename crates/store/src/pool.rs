@@ -6,7 +6,12 @@ use std::collections::BTreeMap;
 
 use harvest_proto::{AgentName, Effort, ModelRef, RepositoryName, SandboxId, SessionId, Timestamp};
 
-use crate::{DbRow, Lease, Store, StoreError, reserve::OnFullDisk, row, target::Target};
+use crate::{
+    DbRow, Lease, Store, StoreError,
+    reserve::OnFullDisk,
+    row::{self, to_json},
+    target::Target,
+};
 
 /// A sandbox of the pool, and what is decided of the session that will take it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,6 +27,8 @@ pub struct PoolMember {
     pub spec: String,
     /// The agent has started.
     pub ready: bool,
+    /// What the sandbox started without; known once it is ready.
+    pub warnings: Vec<String>,
     pub created_at: Timestamp,
 }
 
@@ -38,7 +45,7 @@ impl Store {
     /// All members, oldest first.
     pub async fn pool_list(&self) -> Result<Vec<PoolMember>, StoreError> {
         let query = sqlx::query(
-            "SELECT session, sandbox, repository, conversation, spec, ready, created_at
+            "SELECT session, sandbox, repository, conversation, spec, ready, warnings, created_at
              FROM pool_members ORDER BY created_at, session",
         );
         self.all(query, read).await
@@ -47,8 +54,8 @@ impl Store {
     pub async fn pool_insert(&self, lease: Lease, member: &PoolMember) -> Result<(), StoreError> {
         let query = sqlx::query(
             "INSERT INTO pool_members
-             (session, sandbox, repository, conversation, spec, ready, created_at)
-             VALUES ($1, $2, $3, $4, $5, $6, $7)",
+             (session, sandbox, repository, conversation, spec, ready, warnings, created_at)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
         )
         .bind(member.session.to_string())
         .bind(member.sandbox.to_string())
@@ -56,14 +63,23 @@ impl Store {
         .bind(member.conversation.clone())
         .bind(member.spec.clone())
         .bind(i64::from(member.ready))
+        .bind(to_json(&member.warnings))
         .bind(member.created_at.as_millis());
         self.writer.execute_on(OnFullDisk::Refuse, Some(lease), query).await.map(drop)
     }
 
-    /// The agent of a member has started; false when there is no such member any more.
-    pub async fn pool_ready(&self, lease: Lease, session: &SessionId) -> Result<bool, StoreError> {
-        let query = sqlx::query("UPDATE pool_members SET ready = 1 WHERE session = $1")
-            .bind(session.to_string());
+    /// The agent of a member has started, whose sandbox started with these warnings; false when
+    /// there is no such member any more.
+    pub async fn pool_ready(
+        &self,
+        lease: Lease,
+        session: &SessionId,
+        warnings: &[String],
+    ) -> Result<bool, StoreError> {
+        let query =
+            sqlx::query("UPDATE pool_members SET ready = 1, warnings = $2 WHERE session = $1")
+                .bind(session.to_string())
+                .bind(to_json(&warnings));
         Ok(self.writer.execute(Some(lease), query).await? > 0)
     }
 
@@ -119,6 +135,7 @@ fn read(row: &DbRow) -> Result<PoolMember, StoreError> {
         conversation: row::text(row, "conversation")?,
         spec: row::text(row, "spec")?,
         ready: row::count::<u8>(row, "ready")? > 0,
+        warnings: row::json(row, "warnings")?,
         created_at: row::time(row, "created_at")?,
     })
 }

@@ -63,6 +63,7 @@ CREATE TABLE pool_members (
     conversation TEXT NOT NULL,
     spec TEXT NOT NULL,
     ready BIGINT NOT NULL,
+    warnings TEXT NOT NULL,
     created_at BIGINT NOT NULL
 );
 

@@ -64,6 +64,7 @@ struct Inner {
     failing: BTreeSet<FakeOp>,
     creates_held: watch::Sender<bool>,
     boot: BootBehavior,
+    boot_cpu_micros: u64,
     /// The store that owns these disks.
     store: Option<String>,
     states_removed: Vec<RepositoryName>,
@@ -135,6 +136,11 @@ impl Fake {
     /// Makes sandboxes start with warnings about what they lack.
     pub fn set_warnings(&self, warnings: &[&str]) {
         self.inner().warnings = warnings.iter().map(|&warning| warning.to_owned()).collect();
+    }
+
+    /// Makes each sandbox that starts from now on use this much CPU time.
+    pub fn set_boot_cpu(&self, micros: u64) {
+        self.inner().boot_cpu_micros = micros;
     }
 
     /// Makes boots start and never end.

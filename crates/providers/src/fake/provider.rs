@@ -59,6 +59,7 @@ impl SandboxProvider for Fake {
             },
         };
         let fake_sandbox = FakeSandbox::new(files, Arc::clone(&inner.prompts_run), inner.boot);
+        fake_sandbox.use_cpu(inner.boot_cpu_micros);
         inner.sandboxes.insert(spec.id.clone(), (spec.clone(), Arc::new(fake_sandbox)));
         inner.created.push(spec);
         Ok(Created { warnings: inner.warnings.clone() })

@@ -127,10 +127,8 @@ impl Driver {
                     let from = origin_name;
                     let body = EventBody::SandboxStarted { sandbox, epoch, from, way, millis };
                     let started = writes::event(now(), None, body);
-                    let missing = warnings.into_iter().map(|missing| {
-                        let message = format!("the sandbox starts {missing}");
-                        writes::event(now(), None, EventBody::Warning { message })
-                    });
+                    let missing =
+                        Created::events(&warnings).map(|body| writes::event(now(), None, body));
                     let writes = [started].into_iter().chain(missing).chain(warning).collect();
                     TaskReport::Started { epoch, sandbox: id, start, writes }
                 }

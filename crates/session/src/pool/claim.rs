@@ -16,6 +16,7 @@ use super::{Pool, spec::EPOCH};
 use crate::{
     agent_launch::agent_info,
     decide::{LinkState, SandboxState, State},
+    sandboxes::Created,
     timeouts::millis,
     wall_clock::now,
 };
@@ -27,6 +28,7 @@ pub(crate) struct ClaimedMember {
     pub(super) member: PoolMember,
     pub(super) source_name: String,
     pub(super) events: Arc<[OutboxEvent]>,
+    pub(super) warnings: Arc<[String]>,
     /// When the session asked for it, by the monotonic clock.
     pub(super) asked_at: Timestamp,
     pub(super) inserted: bool,
@@ -65,8 +67,10 @@ impl ClaimedMember {
             way: StartWay::Pool,
             millis: millis(self.pool.clock.now().since(self.asked_at)),
         };
-        let mut writes =
-            vec![Write::PoolClaim, Write::Event { at, turn: None, body: Box::new(started) }];
+        let started = [started].into_iter().chain(Created::events(&self.warnings));
+        let started = started.map(|body| Write::Event { at, turn: None, body: Box::new(body) });
+        let mut writes = vec![Write::PoolClaim];
+        writes.extend(started);
         for booted in self.events.iter() {
             // What went on in the pool took none of the session's time.
             if matches!(booted.body, EventBody::BootPhase { .. }) {

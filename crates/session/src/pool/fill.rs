@@ -163,6 +163,7 @@ impl Pool {
             conversation: uuid(),
             spec: spec.to_text(),
             ready: false,
+            warnings: Vec::new(),
             created_at: now(),
         };
         let session = member.session.clone();

@@ -9,7 +9,7 @@ use harvest_proto::{
     bridge::{BridgeRole, OutboxEvent, ToSupervisor},
     event::{BootPhase, PhaseStatus},
 };
-use harvest_store::{PoolMember, StoreError};
+use harvest_store::{ComputeOwner, PoolMember, StoreError};
 use tokio::{
     sync::{mpsc, watch},
     task::JoinHandle,
@@ -24,6 +24,7 @@ use super::{
 use crate::{
     bridge::{Bridge, BridgeError, OpenedBridge, OwnerMessage},
     error_chain::error_chain,
+    sandbox_context::SandboxContext,
     sandboxes::SandboxError,
     timeouts::{FREEZE_LEASE, FREEZE_RENEWAL},
 };
@@ -42,6 +43,8 @@ pub(super) enum MemberState {
     Ready {
         /// The events of its boot, which become the session's.
         events: Arc<[OutboxEvent]>,
+        /// What the sandbox started without.
+        warnings: Arc<[String]>,
     },
     /// It never becomes ready, or has died. It waits for its end.
     Failed,
@@ -109,25 +112,34 @@ impl Work {
 
     /// Returns when the task is stopped.
     async fn live(&self) -> Result<(), MemberError> {
-        let provider = &self.pool.context.provider;
+        let PoolMember { session, sandbox, repository, .. } = &self.member;
+        let SandboxContext { provider, meter, .. } = &*self.pool.context;
+        let mut warnings = self.member.warnings.clone();
         if !self.member.ready {
             // Not cancelled: half a start could leave a sandbox behind its removal.
-            provider.create(self.spec.sandbox(&self.member)).await?;
+            warnings = provider.create(self.spec.sandbox(&self.member)).await?.warnings;
         }
+        // No session has asked for what it uses until one takes it.
+        let owner =
+            ComputeOwner { repository: Some(repository.clone()), ..ComputeOwner::default() };
+        meter.begin(sandbox.clone(), owner);
         let limit = READY_TIMEOUT.min(self.pool.context.timeouts.boot);
         let prepared = tokio::time::timeout(limit, self.prepare());
         let Some(prepared) = self.stop.run_until_cancelled(prepared).await else { return Ok(()) };
         let events = prepared.map_err(|_| MemberError::TimedOut { limit })??;
         self.freeze().await;
-        if !self.pool.store.pool_ready(self.pool.lease, &self.member.session).await? {
+        // From here on it idles, until a session that takes it is counted for.
+        meter.read_one(sandbox).await?;
+        if !self.pool.store.pool_ready(self.pool.lease, session, &warnings).await? {
             return Ok(());
         }
-        self.states.send_replace(MemberState::Ready { events: events.into() });
+        let (events, warnings) = (events.into(), warnings.into());
+        self.states.send_replace(MemberState::Ready { events, warnings });
         self.pool.on_change(&self.spec, false);
         loop {
             tokio::select! {
                 () = self.stop.cancelled() => return Ok(()),
-                reason = provider.wait(&self.member.sandbox) => {
+                reason = provider.wait(sandbox) => {
                     return Err(MemberError::Ended { reason: reason? });
                 }
                 () = tokio::time::sleep(FREEZE_RENEWAL) => {}

@@ -251,9 +251,9 @@ impl Pool {
         };
         let Entry { member, task, .. } = *entry;
         let state = task.state.borrow().clone();
-        let events = match state {
-            MemberState::Ready { events } => events,
-            MemberState::Starting | MemberState::Failed => Arc::default(),
+        let (events, warnings) = match state {
+            MemberState::Ready { events, warnings } => (events, warnings),
+            MemberState::Starting | MemberState::Failed => Default::default(),
         };
         // From here on, dropping the claim ends the sandbox.
         let claimed = ClaimedMember {
@@ -261,6 +261,7 @@ impl Pool {
             member,
             source_name: spec.source_name(),
             events,
+            warnings,
             asked_at,
             inserted: false,
         };
@@ -327,6 +328,7 @@ impl Pool {
             tokio::time::sleep(STORE_RETRY).await;
         };
         if ours {
+            self.context.meter.end(&member.sandbox).await;
             retry(|| self.context.provider.remove(&member.sandbox)).await;
         }
         self.context.admission.pool_release(&member.session);

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use harvest_gateway::DoorListener;
 use harvest_proto::{
-    SandboxId, SnapshotId,
+    EventBody, SandboxId, SnapshotId,
     api::{Sandbox, SandboxList, SandboxOwner},
     event::SnapshotKind,
 };
@@ -139,6 +139,15 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> BridgeStream for T {}
 pub struct Created {
     /// Features that the provider cannot give it.
     pub warnings: Vec<String>,
+}
+
+impl Created {
+    /// The events that tell a session what its sandbox lacks.
+    pub(crate) fn events(warnings: &[String]) -> impl Iterator<Item = EventBody> {
+        let warning =
+            |missing| EventBody::Warning { message: format!("the sandbox starts {missing}") };
+        warnings.iter().map(warning)
+    }
 }
 
 /// What a sandbox uses.

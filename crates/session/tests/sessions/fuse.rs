@@ -1,5 +1,5 @@
-//! A provider whose server is killed at a certain call: before the provider does it, or after, and
-//! nothing of the server goes on.
+//! A server that is killed at a certain step: before or after a call of its provider or a write of
+//! its store. Nothing of the server goes on.
 
 use std::{
     collections::BTreeMap,
@@ -18,43 +18,65 @@ use harvest_proto::{
     event::SnapshotKind,
 };
 use harvest_providers::Fake;
-use harvest_session::sandboxes::{
-    BridgeStream, Created, Found, FreezeControl, ListedSandbox, SandboxError, SandboxProvider,
-    SandboxSpec, Snapshots, StartFrom,
+use harvest_session::{
+    Store,
+    sandboxes::{
+        BridgeStream, Created, Found, FreezeControl, ListedSandbox, SandboxError, SandboxProvider,
+        SandboxSpec, Snapshots, StartFrom,
+    },
 };
 use tokio::sync::Notify;
 
-pub(crate) struct Fused {
-    fake: Arc<dyn SandboxProvider>,
-    /// The call at which it blows: twice its number, and one more to blow after it.
+/// Stops everything that calls it at a certain step.
+pub(crate) struct Fuse {
     at: usize,
-    calls: AtomicUsize,
-    blown: Arc<Notify>,
+    steps: AtomicUsize,
+    blown: Notify,
 }
 
-impl Fused {
-    pub(crate) fn new(fake: Fake, at: usize) -> Self {
-        Self { fake: Arc::new(fake), at, calls: AtomicUsize::default(), blown: Arc::default() }
+impl Fuse {
+    pub(crate) fn new(at: usize) -> Arc<Self> {
+        Arc::new(Self { at, steps: AtomicUsize::default(), blown: Notify::new() })
     }
 
-    /// Notified when the server has to be killed.
-    pub(crate) fn blown(&self) -> Arc<Notify> {
-        Arc::clone(&self.blown)
+    /// Returns when the server has to be killed.
+    pub(crate) async fn blown(&self) {
+        self.blown.notified().await;
     }
 
-    async fn call<T>(&self, call: impl Future<Output = T>) -> T {
-        let first = self.calls.fetch_add(2, Ordering::SeqCst);
-        self.burn(first).await;
-        let result = call.await;
-        self.burn(first + 1).await;
-        result
-    }
-
-    async fn burn(&self, step: usize) {
-        if step == self.at {
+    async fn step(&self) {
+        if self.steps.fetch_add(1, Ordering::SeqCst) == self.at {
             self.blown.notify_one();
             std::future::pending::<()>().await;
         }
+    }
+
+    /// The store, with a step before and after each write.
+    pub(crate) fn store(self: &Arc<Self>, store: Store) -> Store {
+        let fuse = Arc::clone(self);
+        store.with_write_steps(Arc::new(move || {
+            let fuse = Arc::clone(&fuse);
+            Box::pin(async move { fuse.step().await })
+        }))
+    }
+}
+
+/// A provider with a step before and after each call.
+pub(crate) struct Fused {
+    fake: Arc<dyn SandboxProvider>,
+    fuse: Arc<Fuse>,
+}
+
+impl Fused {
+    pub(crate) fn new(fake: Fake, fuse: &Arc<Fuse>) -> Self {
+        Self { fake: Arc::new(fake), fuse: Arc::clone(fuse) }
+    }
+
+    async fn call<T>(&self, call: impl Future<Output = T>) -> T {
+        self.fuse.step().await;
+        let result = call.await;
+        self.fuse.step().await;
+        result
     }
 
     fn freezes(&self) -> &dyn FreezeControl {

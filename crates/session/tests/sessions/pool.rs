@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use harvest_proto::{
-    NetworkPolicy,
+    NetworkPolicy, SpendingScope,
     api::{PoolStatus, WarmRepository},
     event::StartWay,
 };
 use harvest_session::{Limits, PoolConfig};
 
 use super::*;
-use crate::fuse::Fused;
+use crate::fuse::{Fuse, Fused};
 
 /// A server whose pool has this many sandboxes per repository, on a machine with much memory.
 async fn pooled(per_repository: usize) -> Harness {
@@ -199,6 +199,70 @@ async fn outdated_sandbox_is_replaced() {
     .await;
     until_ready(&sessions, 1).await;
     assert_consistent(&harness, &sessions).await;
+}
+
+#[tokio::test]
+async fn new_build_replaces_waiting_sandbox_at_once() {
+    let harness = pooled(1).await;
+    let parts = harness.serve_parts(harness.lease().await).await;
+    let build = async || {
+        let order = BuildRepository::default();
+        let lines = parts.repositories.build(&demo(), order, &ada()).await.unwrap();
+        lines.collect::<Vec<_>>().await;
+    };
+    build().await;
+    harness.session(&parts.sessions, None).await;
+    until_ready(&parts.sessions, 1).await;
+    let first = parts.sessions.pool()[0].sandbox_id.clone();
+    build().await;
+    // Without being told, the pool would look a minute later.
+    eventually("it is replaced", async || {
+        let pool = parts.sessions.pool();
+        pool.len() == 1 && pool[0].sandbox_id != first && pool[0].status == PoolStatus::Ready
+    })
+    .await;
+    let newest = parts.repositories.get(&demo()).await.unwrap().build.unwrap().snapshot_id;
+    let session = harness.session(&parts.sessions, None).await;
+    assert_eq!(way(&parts.sessions, &session.id).await, StartWay::Pool);
+    let sandbox = sandbox(&parts.sessions, &session.id).await;
+    let created = harness.fake.created();
+    let spec = created.iter().find(|spec| spec.id == sandbox).unwrap();
+    assert_eq!(spec.from, StartFrom::Snapshot(newest));
+}
+
+#[tokio::test]
+async fn session_learns_what_waiting_sandbox_lacks() {
+    for restarted in [false, true] {
+        let harness = pooled(1).await;
+        harness.fake.set_warnings(&["without its caches"]);
+        let mut sessions = build_and_use(&harness).await;
+        until_ready(&sessions, 1).await;
+        if restarted {
+            drop(sessions);
+            sessions = harness.serve().await;
+            until_ready(&sessions, 1).await;
+        }
+        let session = harness.session(&sessions, None).await;
+        assert_eq!(way(&sessions, &session.id).await, StartWay::Pool);
+        let lacks = |event: &Event| matches!(&event.body, EventBody::Warning { message } if message == "the sandbox starts without its caches");
+        until(&sessions, &session.id, lacks).await;
+    }
+}
+
+#[tokio::test]
+async fn cpu_before_the_claim_counts_for_the_repository() {
+    let harness = pooled(1).await;
+    harness.fake.set_boot_cpu(100_000_000);
+    let sessions = build_and_use(&harness).await;
+    until_ready(&sessions, 1).await;
+    let session = harness.session(&sessions, Some("hello")).await;
+    assert_eq!(way(&sessions, &session.id).await, StartWay::Pool);
+    until_state(&sessions, &session.id, SessionState::Idle).await;
+    harness.fake.use_cpu(&sandbox(&sessions, &session.id).await, 5_000_000);
+    let begin = Timestamp::from_millis(0);
+    let sums = sessions.spending(SpendingScope::Session, begin).await.unwrap();
+    let own = sums.iter().find(|sum| sum.name == session.id.to_string()).unwrap();
+    assert!((5_000..6_000).contains(&own.cpu_millis), "{own:?}");
 }
 
 #[tokio::test]
@@ -394,17 +458,17 @@ async fn life(sessions: Sessions) {
 
 #[tokio::test]
 async fn server_killed_anywhere_leaves_no_orphan() {
-    for calls in 0.. {
+    for steps in 0.. {
         let harness = pooled(1).await;
         let sessions = build_and_use(&harness).await;
         sessions.suspend_all(Duration::from_secs(20)).await;
         sessions.close().await;
         drop(sessions);
 
-        let fused = Fused::new(harness.fake.clone(), calls);
-        let blown = fused.blown();
+        let fuse = Fuse::new(steps);
         let dependencies = Dependencies {
-            provider: Arc::new(fused),
+            provider: Arc::new(Fused::new(harness.fake.clone(), &fuse)),
+            store: fuse.store(harness.store.clone()),
             ..harness.dependencies(harness.lease().await)
         };
         let killed = {
@@ -415,7 +479,7 @@ async fn server_killed_anywhere_leaves_no_orphan() {
             };
             tokio::select! {
                 () = server => false,
-                () = blown.notified() => true,
+                () = fuse.blown() => true,
             }
         };
 
@@ -440,7 +504,7 @@ async fn server_killed_anywhere_leaves_no_orphan() {
         assert_consistent(&harness, &sessions).await;
         sessions.close().await;
         if !killed {
-            assert!(calls > 20, "the test reaches no call after {calls}");
+            assert!(steps > 60, "the server makes only {steps} steps");
             return;
         }
     }

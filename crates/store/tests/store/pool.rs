@@ -20,13 +20,16 @@ async fn member(test: &TestStore, ready: bool) -> PoolMember {
         conversation: "c0ffee".to_owned(),
         spec: "{}".to_owned(),
         ready: false,
+        warnings: Vec::new(),
         created_at: NOW,
     };
     test.store.pool_insert(test.lease, &member).await.unwrap();
-    if ready {
-        assert!(test.store.pool_ready(test.lease, &member.session).await.unwrap());
+    if !ready {
+        return member;
     }
-    PoolMember { ready, ..member }
+    let warnings = vec!["without its caches".to_owned()];
+    assert!(test.store.pool_ready(test.lease, &member.session, &warnings).await.unwrap());
+    PoolMember { ready, warnings, ..member }
 }
 
 async fn claim(test: &TestStore, member: &PoolMember) -> Result<(), StoreError> {
