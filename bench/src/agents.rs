@@ -119,7 +119,10 @@ pub(crate) fn run(folder: &Path, options: &Options, report: &mut Report) -> Resu
         ])
         .await;
         report.add(starts(&host, options.gap, rounds).await?);
-        report.add(prepared_starts(&host, options.gap, rounds).await?);
+        host.repository("sample", FILES).await;
+        let prepared = |row| PreparedStart { row, repository: "sample", model: MODEL };
+        let prepared = [(prepared(FROM_BUILD), false), (prepared(FROM_POOL), true)];
+        report.add(prepared_starts(&host, &prepared, (options.gap, rounds)).await?);
         for agent in &AGENTS {
             report.add(turns(&host, &model, agent, folder, (options.gap, rounds)).await?);
         }
@@ -163,13 +166,26 @@ async fn starts(host: &Host, gap: Duration, rounds: usize) -> Result<Vec<Samples
     Ok(all.into())
 }
 
-async fn prepared_starts(host: &Host, gap: Duration, rounds: usize) -> Result<Vec<Samples>> {
-    host.repository("sample", FILES).await;
-    let mut all = [FROM_BUILD, FROM_POOL].map(|row| Samples { row, taken: Vec::new() });
+/// A start of Claude Code on a repository that is built.
+pub(crate) struct PreparedStart {
+    pub(crate) row: &'static str,
+    pub(crate) repository: &'static str,
+    pub(crate) model: &'static str,
+}
+
+/// Measures these starts in turn; each from the warm pool, or else from the build.
+pub(crate) async fn prepared_starts(
+    host: &Host,
+    starts: &[(PreparedStart, bool)],
+    (gap, rounds): (Duration, usize),
+) -> Result<Vec<Samples>> {
+    let empty = |(start, _): &(PreparedStart, bool)| Samples { row: start.row, taken: Vec::new() };
+    let mut all: Vec<Samples> = starts.iter().map(empty).collect();
     for round in 0..=rounds {
-        for samples in &mut all {
-            let body = json!({ "repository": "sample", "agent": "claude", "model": MODEL });
-            if samples.row == FROM_POOL {
+        for ((start, from_pool), samples) in starts.iter().zip(&mut all) {
+            let PreparedStart { row, repository, model } = *start;
+            let body = json!({ "repository": repository, "agent": "claude", "model": model });
+            if *from_pool {
                 host.post("/v1/warm", body.clone()).await;
                 eventually("the waiting sandbox", || async {
                     let pool = host.get("/v1/warm").send().await.ok()?;
@@ -181,7 +197,7 @@ async fn prepared_starts(host: &Host, gap: Duration, rounds: usize) -> Result<Ve
             tokio::time::sleep(gap).await;
             let began = Instant::now();
             let session: Session = serde_json::from_value(host.post("/v1/sessions", body).await)?;
-            host.follow(session.id.clone()).until(samples.row, is_ready).await;
+            host.follow(session.id.clone()).until(row, is_ready).await;
             if round > 0 {
                 samples.taken.push(began.elapsed());
             }
@@ -189,7 +205,7 @@ async fn prepared_starts(host: &Host, gap: Duration, rounds: usize) -> Result<Ve
             remove(host, &session.id).await?;
         }
     }
-    Ok(all.into())
+    Ok(all)
 }
 
 fn is_ready(body: &EventBody) -> bool {

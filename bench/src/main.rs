@@ -8,6 +8,7 @@ mod gateway;
 mod growth;
 mod harvest;
 mod http;
+mod large;
 mod machine;
 mod memory;
 mod options;
@@ -93,6 +94,9 @@ fn bench(options: &Options) -> Result<()> {
     }
     if options.wants("agent") {
         agents::run(&workspace.at("agents"), options, &mut report)?;
+    }
+    if options.wants("large") {
+        large::run(options, &mut report)?;
     }
     if options.wants("gateway") {
         gateway::run(&workspace.at("hosts"), options, &mut report)?;

@@ -11,7 +11,7 @@ usage: harvest-bench [--rounds N] [--gap-millis N] [--quick] [--only WORD]… [-
 --gap-millis N  idle time before every sample (200): shorter gaps hide what a first start costs
 --quick         three rounds, small trees: shows that the bench works, measures nothing
 --only WORD     only rows whose name contains this word; `agent`, `disk`, `gateway`,
-                `growth`, `memory`, `pool`, `session`, `store` and `writes` select groups
+                `growth`, `large`, `memory`, `pool`, `session`, `store` and `writes` select groups
 --folder DIR    where to put trees and sandboxes (default: a new temporary folder)
 --json FILE     also write the report as JSON";
 

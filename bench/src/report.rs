@@ -6,7 +6,7 @@ use std::{fmt, time::Duration};
 use serde::Serialize;
 
 use crate::{
-    agents, disks, gateway, growth, harvest, http,
+    agents, disks, gateway, growth, harvest, http, large,
     machine::{Load, Machine},
     memory::{Memory, TARGET_KIB},
     peers, pool,
@@ -129,8 +129,12 @@ fn compare(rows: &mut [Row]) {
     let known = rows.to_vec();
     let find = |names: &[&str]| known.iter().find(|row| names.contains(&row.name.as_str()));
     for row in rows {
-        let mut targets =
-            TARGETS.iter().chain(&agents::TARGETS).chain(&growth::TARGETS).chain(&writes::TARGETS);
+        let mut targets = TARGETS
+            .iter()
+            .chain(&agents::TARGETS)
+            .chain(&growth::TARGETS)
+            .chain(&large::TARGETS)
+            .chain(&writes::TARGETS);
         let (names, target) = match targets.find(|(name, ..)| *name == row.name) {
             Some((_, names, target)) => (*names, Some(*target)),
             // Copying disks and writing events are not comparable to starting a process.
@@ -138,6 +142,7 @@ fn compare(rows: &mut [Row]) {
                 || disks::is_row(&row.name)
                 || gateway::is_row(&row.name)
                 || growth::is_row(&row.name)
+                || large::is_row(&row.name)
                 || store::is_row(&row.name)
                 || sessions::is_row(&row.name)
                 || writes::is_row(&row.name) =>
