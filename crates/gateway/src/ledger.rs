@@ -51,6 +51,39 @@ pub trait Ledger: Send + Sync {
     /// The remote refused a credential of [`Ledger::git_credential`].
     fn git_credential_refused(&self, _url: &str, _refused: &Secret<String>) {}
 
+    /// Whether the session pushed this commit to its branch of the repository: it may replace it.
+    async fn has_pushed(
+        &self,
+        _session: &SessionId,
+        _repository: &RepositoryName,
+        _commit: &str,
+    ) -> Result<bool, Refusal> {
+        Ok(false)
+    }
+
+    /// Records that a push of this commit is about to be sent, in place of a commit of the
+    /// session's own or on top of the branch. What is pushed is known even if the server is killed
+    /// before the remote answers.
+    async fn push_begins(
+        &self,
+        _session: &SessionId,
+        _repository: &RepositoryName,
+        _commit: &str,
+        _replaced: Option<&str>,
+    ) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    /// Records that the remote refused a push. One that it accepted is logged as
+    /// [`EventBody::Pushed`].
+    async fn push_refused(
+        &self,
+        _session: &SessionId,
+        _repository: &RepositoryName,
+        _commit: &str,
+    ) {
+    }
+
     /// Logs that secrets are added to a request, before it is sent. A request that cannot be logged
     /// is refused.
     async fn record_use(&self, session: &SessionId, used: HostSecretUse) -> Result<(), Refusal>;
@@ -239,7 +272,7 @@ pub struct GitAccess {
     pub local: bool,
     /// Name of the secret, sent as HTTP basic authentication (user `x-access-token`).
     pub secret: Option<String>,
-    /// The branch that the session may create and update, but never delete or force-push; `None` is
-    /// read-only.
+    /// The branch that the session may create and update, but never delete. It may replace its own
+    /// commits there, and no others. `None` is read-only.
     pub branch: Option<BranchName>,
 }

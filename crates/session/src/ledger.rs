@@ -12,8 +12,8 @@ use harvest_gateway::{
     vault::Vault,
 };
 use harvest_proto::{
-    BUDGET_REACHED, EventBody, Hint as _, Money, Secret, SecretOwner, SessionId, SpendingScope,
-    TrafficCount,
+    BUDGET_REACHED, EventBody, Hint as _, Money, RepositoryName, Secret, SecretOwner, SessionId,
+    SpendingScope, TrafficCount,
     api::{Budget, KeySource},
     event::Usage,
 };
@@ -22,6 +22,9 @@ use harvest_store::{
 };
 
 use crate::{error_chain::error_chain, history::HistoryLimits, prices::Prices, wall_clock::now};
+
+// Each leaves a reference at the remote.
+const MAX_REPLACED: u64 = 100;
 
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const MAX_RETRY: Duration = Duration::from_secs(10);
@@ -190,6 +193,12 @@ pub(crate) fn raise_command(scope: SpendingScope, name: &str) -> String {
     format!("harvest budget {target} AMOUNT")
 }
 
+/// A push that cannot be recorded is not sent.
+fn unrecorded(session: &SessionId, error: &StoreError) -> Refusal {
+    tracing::error!(%session, error = error_chain(error), "cannot record a push");
+    Refusal::Retry("the server cannot use its database; push again".to_owned())
+}
+
 #[async_trait]
 impl Ledger for StoreLedger {
     async fn secret(&self, owners: &[SecretOwner], name: &str) -> Option<Secret<String>> {
@@ -268,6 +277,46 @@ impl Ledger for StoreLedger {
         if let Some(forge) = self.forge_of(url) {
             forge.forget_credential(url, refused);
         }
+    }
+
+    async fn has_pushed(
+        &self,
+        session: &SessionId,
+        repository: &RepositoryName,
+        commit: &str,
+    ) -> Result<bool, Refusal> {
+        let known = self.store.has_pushed(session, repository, commit).await;
+        known.map_err(|error| unrecorded(session, &error))
+    }
+
+    async fn push_begins(
+        &self,
+        session: &SessionId,
+        repository: &RepositoryName,
+        commit: &str,
+        replaced: Option<&str>,
+    ) -> Result<(), Refusal> {
+        if replaced.is_some() {
+            let count = self.store.replaced_commits(session, repository).await;
+            let count = count.map_err(|error| unrecorded(session, &error))?;
+            if count >= MAX_REPLACED {
+                return Err(Refusal::Final(format!(
+                    "this session has replaced {MAX_REPLACED} commits of its branch; push on top \
+                     of it, or start another session"
+                )));
+            }
+        }
+        let (repository, commit) = (repository.clone(), commit.to_owned());
+        let begun = Write::PushBegun { repository, commit, replaced: replaced.map(str::to_owned) };
+        match self.store.session_commit(session, self.lease, now(), vec![begun]).await {
+            Ok(_) => Ok(()),
+            Err(error) => Err(unrecorded(session, &error)),
+        }
+    }
+
+    async fn push_refused(&self, session: &SessionId, repository: &RepositoryName, commit: &str) {
+        let (repository, commit) = (repository.clone(), commit.to_owned());
+        self.write(session, vec![Write::PushFailed { repository, commit }]).await;
     }
 
     async fn record_use(&self, session: &SessionId, used: HostSecretUse) -> Result<(), Refusal> {

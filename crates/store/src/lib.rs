@@ -34,6 +34,7 @@ mod network_log;
 mod pool;
 mod prompts;
 mod pull_requests;
+mod pushed_commits;
 mod removals;
 mod repositories;
 mod reserve;

@@ -94,6 +94,15 @@ CREATE INDEX checkouts_of_repository ON checkouts (repository);
 CREATE INDEX checkouts_unreviewed ON checkouts (session)
     WHERE pushed_commit IS NOT NULL AND (reviewed_commit IS NULL OR reviewed_commit <> pushed_commit);
 
+CREATE TABLE pushed_commits (
+    session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    repository TEXT NOT NULL,
+    commit_id TEXT NOT NULL,
+    accepted BIGINT NOT NULL,
+    replaced BIGINT NOT NULL,
+    PRIMARY KEY (session, repository, commit_id)
+);
+
 CREATE TABLE prompts (
     id TEXT PRIMARY KEY,
     session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,

@@ -19,7 +19,7 @@ use crate::{
     events::{self, NewEvents},
     idempotency, leases, network, network_log, pool,
     prompts::{self, NewPrompt},
-    pull_requests,
+    pull_requests, pushed_commits,
     row::{self, bigint},
     secrets::{self, SealedSecret},
     sessions::{self, DriverState},
@@ -151,6 +151,17 @@ pub enum Write {
     Budget(Option<Money>),
     /// Records a push through the git door.
     Pushed {
+        repository: RepositoryName,
+        commit: String,
+    },
+    /// Records that a push of a commit is about to be sent, in place of another one or not.
+    PushBegun {
+        repository: RepositoryName,
+        commit: String,
+        replaced: Option<String>,
+    },
+    /// Records that the remote refused a push.
+    PushFailed {
         repository: RepositoryName,
         commit: String,
     },
@@ -301,7 +312,14 @@ async fn apply_one(target: &mut Target<'_>, write: Write) -> Result<(), StoreErr
             checkouts::update(target, CheckoutColumn::BaseCommit, repository, commit).await
         }
         Write::Diff(diff) => sessions::set_diff(target, diff).await,
+        Write::PushBegun { repository, commit, replaced } => {
+            pushed_commits::begin(target, &repository, commit, replaced).await
+        }
+        Write::PushFailed { repository, commit } => {
+            pushed_commits::refuse(target, &repository, commit).await
+        }
         Write::Pushed { repository, commit } => {
+            pushed_commits::accept(target, &repository, commit.clone()).await?;
             checkouts::update(target, CheckoutColumn::Pushed, repository, commit).await
         }
         Write::PullRequest { repository, pull_request } => {

@@ -27,11 +27,12 @@ const CONFIG: &str = "\
 	auto = 0
 [receive]
 	autogc = false
-	# Pushed commits stay reachable: evidence and pull requests refer to them.
-	denyNonFastForwards = true
 	maxInputSize = 2g
 	# Malformed objects harm clients that read them later.
 	fsckObjects = true
+[uploadpack]
+	# Commits that a push replaced are no business of ordinary clones and fetches.
+	hideRefs = refs/harvest
 [receive \"fsck\"]
 	# Found in histories of well-known projects; git hosts accept them as well.
 	badTimezone = ignore

@@ -30,6 +30,7 @@ mod hooks;
 mod http_backend;
 mod import;
 mod jwt;
+mod kept;
 mod merge;
 mod page;
 mod permissions;

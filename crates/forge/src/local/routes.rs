@@ -14,7 +14,7 @@ use futures_util::StreamExt;
 use harvest_proto::{api::PullRequest, repository_name::LOCAL_OWNER};
 
 use super::{
-    ForgeError, LocalForge, credentials::token_of, disk, git, http_backend, page,
+    ForgeError, LocalForge, credentials::token_of, disk, git, http_backend, kept, page,
     permissions::PermissionLevel, rest,
 };
 
@@ -82,7 +82,14 @@ async fn serve(
         );
     }
     let watch = match endpoint == "git-receive-pack" {
-        true => forge.watch_references(name, LOCAL_OWNER).await,
+        true => {
+            if let Err(error) =
+                kept::remove_expired(&folder.join("repository.git"), std::time::SystemTime::now())
+            {
+                tracing::warn!(name, %error, "cannot remove commits that were kept long enough");
+            }
+            forge.watch_references(name, LOCAL_OWNER).await
+        }
         false => None,
     };
     let (parts, body) = request.into_parts();

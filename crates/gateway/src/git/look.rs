@@ -12,7 +12,7 @@ use hyper::{
 
 use super::{GIT_PROTOCOL, GitRequest, Remote};
 use crate::{
-    Gateway,
+    Gateway, Shared,
     http::{self, Body},
     ledger::GitAccess,
 };
@@ -61,17 +61,27 @@ impl Gateway {
         branch: Option<&str>,
     ) -> Option<Option<String>> {
         let reference = branch.map_or("HEAD".to_owned(), |branch| format!("refs/heads/{branch}"));
-        let look = async {
-            let remote = Remote::resolve(&self.shared, access, owners, false).await.ok()?;
-            let mut headers = version_2();
-            headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(LS_REFS));
-            let body = Some(ls_refs(&reference).into());
-            let sent = remote.send(&self.shared, GitRequest::Fetch, headers, body).await;
-            let answered = http::read_text(sent.ok()?, MAX_REFS_BYTES).await;
-            commit_of(&answered, &reference)
-        };
-        tokio::time::timeout(LIMIT, look).await.ok().flatten()
+        let resolve = Remote::resolve(&self.shared, access, owners, false);
+        let remote = tokio::time::timeout(LIMIT, resolve).await.ok()?.ok()?;
+        tip(&self.shared, &remote, &reference).await
     }
+}
+
+/// As [`Gateway::tip`], of any reference.
+pub(super) async fn tip(
+    shared: &Shared,
+    remote: &Remote,
+    reference: &str,
+) -> Option<Option<String>> {
+    let look = async {
+        let mut headers = version_2();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(LS_REFS));
+        let body = Some(ls_refs(reference).into());
+        let sent = remote.send(shared, GitRequest::Fetch, headers, body).await;
+        let answered = http::read_text(sent.ok()?, MAX_REFS_BYTES).await;
+        commit_of(&answered, reference)
+    };
+    tokio::time::timeout(LIMIT, look).await.ok().flatten()
 }
 
 /// Protocol 2 answers with its capabilities only; older ones list every reference.

@@ -2,6 +2,8 @@
 //! remote, with the credentials that the sandbox does not have. Fetches pass unchanged; `push`
 //! checks pushes. `public` finds the repositories of public hosts, which can only be fetched.
 
+mod ancestry;
+mod lease;
 mod look;
 mod pktline;
 mod public;
@@ -97,6 +99,7 @@ pub(crate) async fn answer(
         (None, Some(public)) => {
             let wanted = public.wanted;
             let remote = public.allowed(&door).await;
+            let body = (wanted == GitRequest::Fetch).then_some(body);
             Ok(fetch(&door, remote, wanted, &parts, body).await)
         }
         (None, None) => Ok(http::text(
@@ -123,9 +126,23 @@ async fn repository(
         return Ok(http::text(StatusCode::FORBIDDEN, message));
     }
     let push = wanted == GitRequest::PushInfo;
-    let remote = Remote::resolve(&door.shared, access, &door.policy.secrets, push).await;
-    Ok(fetch(door, remote, wanted, &parts, body).await)
+    let resolve = || Remote::resolve(&door.shared, access, &door.policy.secrets, push);
+    let remote = resolve().await;
+    if wanted == GitRequest::Fetch {
+        return Ok(fetch(door, remote, wanted, &parts, Some(body)).await);
+    }
+    // A token of the server's may have ended early: the next one is new. Requests with a body are
+    // not sent twice; each of them follows one without.
+    let answered = fetch(door, remote, wanted, &parts, None).await;
+    match answered.extensions().get::<CredentialRefused>() {
+        Some(CredentialRefused) => Ok(fetch(door, resolve().await, wanted, &parts, None).await),
+        None => Ok(answered),
+    }
 }
+
+/// Marks a response that says that the remote refused the server's own credential.
+#[derive(Clone)]
+struct CredentialRefused;
 
 /// Forwards a request that changes nothing.
 async fn fetch(
@@ -133,11 +150,10 @@ async fn fetch(
     remote: Result<Remote, Response<Body>>,
     wanted: GitRequest,
     parts: &Parts,
-    body: Incoming,
+    body: Option<Incoming>,
 ) -> Response<Body> {
     let mut headers = filter_headers(&parts.headers, &[&TO_REMOTE[..], &TO_REMOTE_UNREAD].concat());
-    let body = (wanted == GitRequest::Fetch)
-        .then(|| reqwest::Body::wrap_stream(BodyDataStream::new(body)));
+    let body = body.map(|body| reqwest::Body::wrap_stream(BodyDataStream::new(body)));
     if body.is_none() {
         // The remote would wait for the announced bytes, and take them from the next request of a
         // connection that all sessions share.
@@ -377,7 +393,12 @@ impl Remote {
                         "does not exist or needs a token; the repository has no secret".to_owned()
                     }
                 };
-                http::text(StatusCode::FORBIDDEN, &format!("the remote of `{name}` {why}"))
+                let message = format!("the remote of `{name}` {why}");
+                let mut refused = http::text(StatusCode::FORBIDDEN, &message);
+                if self.credential.as_ref().is_some_and(|one| one.secret.is_none()) {
+                    refused.extensions_mut().insert(CredentialRefused);
+                }
+                refused
             }
             StatusCode::NOT_FOUND => {
                 let message = format!(

@@ -2,6 +2,9 @@
 //! report at its end (gitprotocol-pack, "Reference Update Request" and "Report Status"). Pure and
 //! strict: anything that does not parse exactly is refused, so that no command passes unchecked.
 
+use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
+
+const REPORT_STATUS: &str = "report-status";
 // A session may push only one branch; even a mirror of a large repository has a shorter head.
 pub(super) const MAX_HEAD_BYTES: usize = 64 * 1024;
 // gitprotocol-common: a line has at most 65516 bytes of data.
@@ -19,6 +22,8 @@ pub(super) struct Commands {
 /// An update of a reference.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Command {
+    /// The commit that the reference is expected to be at; zeros if it does not exist.
+    pub(super) old: String,
     /// The commit.
     pub(super) new: String,
     pub(super) reference: String,
@@ -32,8 +37,17 @@ pub(super) struct Objection<'a> {
 
 impl Command {
     fn deletes(&self) -> bool {
-        self.new.bytes().all(|byte| byte == b'0')
+        is_zero(&self.new)
     }
+
+    /// Whether the reference is to be created.
+    pub(super) fn creates(&self) -> bool {
+        is_zero(&self.old)
+    }
+}
+
+fn is_zero(id: &str) -> bool {
+    id.bytes().all(|byte| byte == b'0')
 }
 
 impl Commands {
@@ -52,7 +66,7 @@ impl Commands {
     }
 
     fn requests_report(&self) -> bool {
-        self.requests("report-status") || self.requests("report-status-v2")
+        self.requests(REPORT_STATUS) || self.requests("report-status-v2")
     }
 
     /// Checks every command: only this branch, no deletion. One objection refuses the whole push.
@@ -66,7 +80,14 @@ impl Commands {
                     "this session may only push to its branch: git push origin HEAD:{branch}"
                 ));
             }
-            command.deletes().then(|| "this session may not delete its branch".to_owned())
+            let refused = if command.deletes() {
+                "this session may not delete its branch"
+            } else if command.old == command.new {
+                "the push changes nothing"
+            } else {
+                return None;
+            };
+            Some(refused.to_owned())
         };
         let refused = self
             .commands
@@ -155,7 +176,8 @@ fn command_from(text: &str) -> Result<Command, &'static str> {
     if !is_object(old) || !is_object(new) || old.len() != new.len() || !plain {
         return Err("a command is not `old new reference`");
     }
-    Ok(Command { new: new.to_owned(), reference: reference.to_owned() })
+    let [old, new, reference] = [old, new, reference].map(str::to_owned);
+    Ok(Command { old, new, reference })
 }
 
 fn is_object(text: &str) -> bool {
@@ -181,6 +203,17 @@ fn next_line(bytes: &[u8]) -> Result<Option<Line<'_>>, &'static str> {
     }
 }
 
+/// A push without objects that sets a reference to a commit that the remote has.
+pub(super) fn set_reference(reference: &str, old: Option<&str>, commit: &str) -> Vec<u8> {
+    let old = old.map_or_else(|| "0".repeat(commit.len()), str::to_owned);
+    let command = format!("{old} {commit} {reference}\0 {REPORT_STATUS}");
+    // A pack of version 2 with no objects, and its hash.
+    let mut pack = b"PACK\0\0\0\x02\0\0\0\0".to_vec();
+    let hash = digest(&SHA1_FOR_LEGACY_USE_ONLY, &pack);
+    pack.extend(hash.as_ref());
+    [line(command.as_bytes()), b"0000".to_vec(), pack].concat()
+}
+
 fn line(data: &[u8]) -> Vec<u8> {
     [format!("{:04x}", data.len() + 4).as_bytes(), data].concat()
 }
@@ -202,6 +235,11 @@ impl Report {
             report: Vec::new(),
             broken: false,
         }
+    }
+
+    /// Of the response to [`set_reference`].
+    pub(super) fn plain() -> Self {
+        Self { banded: false, raw: Vec::new(), report: Vec::new(), broken: false }
     }
 
     /// Reads more of the response.

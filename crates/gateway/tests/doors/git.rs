@@ -161,7 +161,8 @@ async fn refused_credential_is_reported_and_never_shown() {
     let url = format!("{}/local/app.git", setup.inside);
     let (ok, output) = git(setup.folder(), &["clone", "-q", &url, "work"]).await;
     assert!(!ok && output.contains("403") && !output.contains("t0ken"), "{output}");
-    assert_eq!(*setup.door.ledger.refused.lock().unwrap(), ["t0ken-1"]);
+    // Asked for once more, and no third time.
+    assert_eq!(*setup.door.ledger.refused.lock().unwrap(), ["t0ken-1", "t0ken-2"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -277,17 +278,129 @@ async fn deleting_own_branch_is_refused() {
     assert_eq!(setup.remote_heads().await, before);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn push_refused_by_remote_is_not_recorded() {
+/// A clone whose branch is pushed, and the pushed commit.
+async fn pushed() -> (GitSetup, String) {
     let setup = GitSetup::new(Some(BRANCH)).await;
     setup.clone_app().await;
-    let own = format!("HEAD:refs/heads/{BRANCH}");
-    assert!(setup.push(b"two", &["origin", &own]).await.0);
+    let (ok, output) = setup.push(b"two", &["origin", &own()]).await;
+    assert!(ok, "{output}");
+    let commit = setup.head().await;
+    (setup, commit)
+}
+
+fn own() -> String {
+    format!("HEAD:refs/heads/{BRANCH}")
+}
+
+/// Commits to the session's branch from elsewhere, as a person does; returns the commit.
+async fn push_as_person(setup: &GitSetup) -> String {
+    let (bare, other) =
+        (setup.forge.repository_path("app").unwrap(), setup.outside.path().join("person"));
+    let (from, to) = (bare.to_str().unwrap(), other.to_str().unwrap());
+    assert!(git(setup.outside.path(), &["clone", "-q", "-b", BRANCH, from, to]).await.0);
+    git(&other, &["commit", "-q", "--allow-empty", "-m", "by a person"]).await;
+    assert!(git(&other, &["push", "-q", "origin", BRANCH]).await.0);
+    git(&other, &["rev-parse", "HEAD"]).await.1.trim().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn own_commits_are_replaced_and_kept() {
+    let (setup, first) = pushed().await;
+    let work = setup.folder().join("work");
+    // Twice: back to the first commit, which is kept then, and away from it again.
+    for message in ["rewritten", "again"] {
+        git(&work, &["reset", "-q", "--hard", "HEAD^"]).await;
+        git(&work, &["commit", "-q", "--allow-empty", "-m", message]).await;
+        let second = setup.head().await;
+        let (ok, output) = git(&work, &["push", "--force", "origin", &own()]).await;
+        assert!(ok, "{output}");
+        let heads = setup.remote_heads().await;
+        assert!(heads.contains(&format!("{second} commit\trefs/heads/{BRANCH}")), "{heads}");
+        assert!(heads.contains(&format!("{first} commit\trefs/harvest/kept/{first}")), "{heads}");
+        git(&work, &["reset", "-q", "--hard", &first]).await;
+        assert!(git(&work, &["push", "--force", "origin", &own()]).await.0);
+        let heads = setup.remote_heads().await;
+        assert!(heads.contains(&format!("{second} commit\trefs/harvest/kept/{second}")), "{heads}");
+    }
+    assert_eq!(setup.door.ledger.replaced.lock().unwrap().len(), 4);
+    let listed = git(&work, &["ls-remote", "origin"]).await.1;
+    assert!(listed.contains(BRANCH) && !listed.contains("kept"), "{listed}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn commits_of_a_person_are_never_replaced() {
+    let (setup, _) = pushed().await;
+    let work = setup.folder().join("work");
+    let theirs = push_as_person(&setup).await;
+    let before = setup.remote_heads().await;
+    git(&work, &["commit", "-q", "--amend", "-m", "rewritten"]).await;
+    let (ok, output) = git(&work, &["push", "--force", "origin", &own()]).await;
+    let named = format!("the branch is at {}, which this session did not push", &theirs[..7]);
+    assert!(!ok && output.contains(&named), "{output}");
+    assert!(output.contains("git rebase origin/harvest/fix-it"), "{output}");
+    assert_eq!(setup.remote_heads().await, before);
+    // With their commit below it, the same work is taken.
+    git(&work, &["fetch", "-q", "origin"]).await;
+    git(&work, &["reset", "-q", "--hard", &theirs]).await;
+    let (ok, output) = setup.push(b"three", &["origin", &own()]).await;
+    assert!(ok, "{output}");
+    assert_eq!(setup.door.ledger.replaced.lock().unwrap().len(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lease_of_unrecorded_push_is_not_lost() {
+    let (setup, first) = pushed().await;
+    // The server was killed before it recorded that the push succeeded.
+    setup.door.ledger.events.lock().unwrap().clear();
+    assert_eq!(*setup.door.ledger.pushed.lock().unwrap(), [first]);
+    let work = setup.folder().join("work");
+    git(&work, &["commit", "-q", "--amend", "-m", "rewritten"]).await;
+    let (ok, output) = git(&work, &["push", "--force", "origin", &own()]).await;
+    assert!(ok, "{output}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn push_with_stale_tip_gives_no_lease() {
+    let (setup, first) = pushed().await;
+    let theirs = push_as_person(&setup).await;
+    let work = setup.folder().join("work");
+    git(&work, &["fetch", "-q", "origin"]).await;
+    // As a hostile sandbox sends it: their commit as its own, in place of a commit of its own.
+    let line = format!("{first} {theirs} refs/heads/{BRANCH}\0 report-status");
+    let mut body = format!("{:04x}{line}0000", line.len() + 4).into_bytes();
+    body.extend(b"PACK\0\0\0\x02\0\0\0\0");
+    let url = format!("{}/local/app.git/git-receive-pack", setup.inside);
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let answer = client.post(url).body(body).send().await.unwrap().text().await.unwrap();
+    assert!(answer.contains("which this session did not push"), "{answer}");
+    assert_eq!(*setup.door.ledger.pushed.lock().unwrap(), [first]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn push_refused_by_remote_is_not_recorded() {
+    let (setup, first) = pushed().await;
+    let bare = setup.forge.repository_path("app").unwrap();
+    git(&bare, &["config", "receive.denyNonFastForwards", "true"]).await;
     git(&setup.folder().join("work"), &["commit", "-q", "--amend", "-m", "rewritten"]).await;
     let (ok, output) =
-        git(&setup.folder().join("work"), &["push", "--force", "origin", &own]).await;
+        git(&setup.folder().join("work"), &["push", "--force", "origin", &own()]).await;
     assert!(!ok, "{output}");
     assert_eq!(setup.door.ledger.events().len(), 1);
+    assert_eq!(*setup.door.ledger.pushed.lock().unwrap(), [first]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_replaced_that_cannot_be_kept() {
+    let (setup, first) = pushed().await;
+    let bare = setup.forge.repository_path("app").unwrap();
+    git(&bare, &["config", "receive.hideRefs", "refs/harvest"]).await;
+    let before = setup.remote_heads().await;
+    git(&setup.folder().join("work"), &["commit", "-q", "--amend", "-m", "rewritten"]).await;
+    let (ok, output) =
+        git(&setup.folder().join("work"), &["push", "--force", "origin", &own()]).await;
+    assert!(!ok && output.contains("does not keep the commit"), "{output}");
+    assert_eq!(setup.remote_heads().await, before);
+    assert_eq!(*setup.door.ledger.pushed.lock().unwrap(), [first]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -30,7 +30,8 @@ use harvest_gateway::{
     },
 };
 use harvest_proto::{
-    EventBody, NetworkPolicy, Secret, SecretOwner, SessionId, TrafficCount, UpstreamName,
+    EventBody, NetworkPolicy, RepositoryName, Secret, SecretOwner, SessionId, TrafficCount,
+    UpstreamName,
     api::KeySource,
     door::{DoorReply, DoorRequest},
     event::Usage,
@@ -61,6 +62,10 @@ struct RecordingLedger {
     /// For which requests a credential was asked for: whether they push.
     asked: Mutex<Vec<bool>>,
     refused: Mutex<Vec<String>>,
+    /// The commits that the session pushed or began to push.
+    pushed: Mutex<Vec<String>>,
+    /// The commits that it replaced.
+    replaced: Mutex<Vec<String>>,
 }
 
 #[async_trait]
@@ -103,6 +108,33 @@ impl Ledger for RecordingLedger {
 
     fn git_credential_refused(&self, _url: &str, refused: &Secret<String>) {
         self.refused.lock().unwrap().push(refused.expose().clone());
+    }
+
+    async fn has_pushed(
+        &self,
+        _: &SessionId,
+        _: &RepositoryName,
+        commit: &str,
+    ) -> Result<bool, Refusal> {
+        Ok(self.pushed.lock().unwrap().iter().any(|pushed| pushed == commit))
+    }
+
+    async fn push_begins(
+        &self,
+        _: &SessionId,
+        _: &RepositoryName,
+        commit: &str,
+        replaced: Option<&str>,
+    ) -> Result<(), Refusal> {
+        self.pushed.lock().unwrap().push(commit.to_owned());
+        self.replaced.lock().unwrap().extend(replaced.map(str::to_owned));
+        Ok(())
+    }
+
+    async fn push_refused(&self, _: &SessionId, _: &RepositoryName, commit: &str) {
+        let mut pushed = self.pushed.lock().unwrap();
+        let last = pushed.iter().rposition(|pushed| pushed == commit).unwrap();
+        pushed.remove(last);
     }
 
     async fn record_use(&self, _: &SessionId, used: HostSecretUse) -> Result<(), Refusal> {

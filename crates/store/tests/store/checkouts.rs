@@ -11,6 +11,7 @@ use crate::test_store::{NOW, TestStore, new_session, on_both};
 on_both!(
     checkout_updates_affect_one_repository,
     each_repository_has_its_own_pull_request,
+    leases_survive_failed_and_unrecorded_pushes,
     merged_pull_requests_are_not_listed,
     repository_in_use_cannot_be_deleted,
     sessions_are_filtered_by_title_repository_key,
@@ -37,6 +38,39 @@ async fn checkout_updates_affect_one_repository(test: TestStore) {
         .await
         .unwrap();
     assert_eq!(test.store.session_get(&session).await.unwrap().checkouts[0].unreviewed(), None);
+}
+
+async fn leases_survive_failed_and_unrecorded_pushes(test: TestStore) {
+    let session = test.session().await;
+    let of: harvest_proto::RepositoryName = "o/r".parse().unwrap();
+    let begun = |commit: &str, replaced: Option<&str>| Write::PushBegun {
+        repository: of.clone(),
+        commit: commit.into(),
+        replaced: replaced.map(str::to_owned),
+    };
+    let ended = |commit: &str, accepted| match accepted {
+        true => Write::Pushed { repository: of.clone(), commit: commit.into() },
+        false => Write::PushFailed { repository: of.clone(), commit: commit.into() },
+    };
+    let writes = vec![
+        begun("first", None),
+        ended("first", true),
+        // Again, and refused: it was pushed nevertheless.
+        begun("first", None),
+        ended("first", false),
+        begun("refused", None),
+        ended("refused", false),
+        begun("killed", Some("first")),
+    ];
+    test.commit(&session, writes).await.unwrap();
+    for (commit, known) in [("first", true), ("refused", false), ("killed", true)] {
+        assert_eq!(test.store.has_pushed(&session, &of, commit).await.unwrap(), known, "{commit}");
+    }
+    let other = "o/s".parse().unwrap();
+    assert!(!test.store.has_pushed(&session, &other, "first").await.unwrap());
+    assert!(!test.store.has_pushed(&SessionId::random(), &of, "first").await.unwrap());
+    assert_eq!(test.store.replaced_commits(&session, &of).await.unwrap(), 1);
+    assert_eq!(test.store.replaced_commits(&session, &other).await.unwrap(), 0);
 }
 
 fn pull_request(number: u64) -> PullRequest {

@@ -166,10 +166,11 @@ impl Git<'_> {
         }
     }
 
-    /// Makes git refuse what loses work in a checkout. The agent could undo it, but not by
-    /// accident.
+    /// Makes git refuse what loses work in a checkout, and push to its branch. The agent could undo
+    /// it, but not by accident.
     pub(crate) fn enforce_rules(&self, checkout: &Checkout) -> std::io::Result<()> {
-        rules::enforce(Path::new(&self.folder(&checkout.folder)), self.user)
+        let (folder, branch) = (self.folder(&checkout.folder), checkout.branch.as_deref());
+        rules::enforce(Path::new(&folder), branch, self.user)
     }
 
     /// The commit that is checked out.

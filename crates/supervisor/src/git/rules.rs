@@ -1,6 +1,8 @@
 //! Refuses `git pull` and `git stash` in the session's checkouts, see
-//! `docs/decisions/0048-git-rules.md`. Files of the checkout do it, so the rules hold for every git
-//! program, alias and environment; other repositories in the sandbox are left alone.
+//! `docs/decisions/0048-git-rules.md`, and makes a plain `git push` replace what the session
+//! pushed before, as after a restore: the gateway refuses to replace anything else. Files of the
+//! checkout do it, so the rules hold for every git program, alias and environment; other
+//! repositories in the sandbox are left alone.
 
 use std::{
     fs, io,
@@ -16,6 +18,9 @@ const PULL: &str = "git pull is refused in this checkout: it merges into work th
 const STASH: &str = "git stash is refused in this checkout: a stash is on no branch and is \
                      forgotten. Commit your work instead: git commit -am wip";
 
+const ORIGIN: &str = "[remote \"origin\"]";
+const PUSH: &str = "\tpush = +HEAD:refs/heads/";
+
 /// Git calls it before it changes references.
 const HOOK: &str = "hooks/reference-transaction";
 
@@ -30,7 +35,7 @@ const STASH_LOG: &str = "logs/refs/stash";
 const STASH_LOG_BLOCK: &str = ".refused-by-harvest";
 
 /// Makes git refuse in the checkout in this folder. Repeated calls change nothing.
-pub(super) fn enforce(folder: &Path, user: &User) -> io::Result<()> {
+pub(super) fn enforce(folder: &Path, branch: Option<&str>, user: &User) -> io::Result<()> {
     let git = folder.join(".git");
     if !user.access(|| fs::symlink_metadata(&git)).is_ok_and(|about| about.is_dir()) {
         return Ok(());
@@ -39,9 +44,9 @@ pub(super) fn enforce(folder: &Path, user: &User) -> io::Result<()> {
     block_stash_log(&git, user)?;
     let path = git.join("config");
     let config = files::read_small(&path, user)?.unwrap_or_default();
-    match with_pull_refused(&config) {
-        Some(config) => files::write_small(&path, user, &config),
-        None => Ok(()),
+    match with_rules(&config, branch) {
+        rules if rules == config => Ok(()),
+        rules => files::write_small(&path, user, &rules),
     }
 }
 
@@ -84,17 +89,29 @@ fn block_stash_log(git: &Path, user: &User) -> io::Result<()> {
     })
 }
 
-/// A checkout's configuration with values of which git says that they are invalid, and prints them:
-/// they refuse a pull before it begins, also if hooks are switched off. `None` if they are the last
-/// ones already.
-fn with_pull_refused(config: &str) -> Option<String> {
-    let section = format!("[pull]\n\tff = \"{PULL}\"\n\trebase = \"{PULL}\"\n");
-    if config.ends_with(&section) {
-        return None;
-    }
-    let rest = config.replace(&section, "");
+/// A checkout's configuration with the rules at its end. Git says of the values for a pull that
+/// they are invalid, and prints them: they refuse a pull before it begins, also if hooks are
+/// switched off.
+fn with_rules(config: &str, branch: Option<&str>) -> String {
+    let pull = format!("[pull]\n\tff = \"{PULL}\"\n\trebase = \"{PULL}\"\n");
+    let rest = without_push(&config.replace(&pull, ""));
+    let push = branch.map_or_else(String::new, |branch| format!("{ORIGIN}\n{PUSH}{branch}\n"));
     let newline = if rest.is_empty() || rest.ends_with('\n') { "" } else { "\n" };
-    Some(rest + newline + &section)
+    rest + newline + &push + &pull
+}
+
+/// Leaves out what an earlier boot wrote, perhaps for the branch of another session.
+fn without_push(config: &str) -> String {
+    let mut lines = config.split_inclusive('\n').peekable();
+    let mut rest = String::new();
+    while let Some(line) = lines.next() {
+        let is_rule =
+            line.trim_end() == ORIGIN && lines.next_if(|next| next.starts_with(PUSH)).is_some();
+        if !is_rule {
+            rest.push_str(line);
+        }
+    }
+    rest
 }
 
 #[cfg(test)]
@@ -105,13 +122,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn refusal_is_last_and_written_once(config in "(\\[core\\]\n|\tbare = false\n|x){0,4}") {
-            let once = with_pull_refused(&config).unwrap();
+        fn rules_are_last_and_written_once(config in "(\\[core\\]\n|\tbare = false\n|x){0,4}") {
+            let once = with_rules(&config, Some("mine"));
             prop_assert!(once.starts_with(&config));
-            prop_assert_eq!(with_pull_refused(&once), None);
-            let again = with_pull_refused(&format!("{once}[pull]\n\trebase = true\n")).unwrap();
+            prop_assert_eq!(&with_rules(&once, Some("mine")), &once);
+            let again = with_rules(&format!("{once}[pull]\n\trebase = true\n"), Some("other"));
             prop_assert_eq!(again.matches("ff = ").count(), 1);
-            prop_assert_eq!(with_pull_refused(&again), None);
+            prop_assert_eq!(again.matches("push = ").count(), 1);
+            prop_assert!(again.contains("push = +HEAD:refs/heads/other\n"));
+            prop_assert_eq!(&with_rules(&again, Some("other")), &again);
+            prop_assert!(!with_rules(&again, None).contains("push = "));
         }
     }
 

@@ -11,7 +11,7 @@ use crate::SAMPLE;
 
 const FIX: &str = "sed -i 's/a - b/a + b/' calc.py && git commit -qam Fix && git push -q";
 
-fn key(folder: &Path) -> String {
+pub(crate) fn key(folder: &Path) -> String {
     let path = folder.join("app.pem");
     let made = Command::new("openssl").args(["genrsa", "-out"]).arg(&path).arg("2048").output();
     assert!(made.unwrap().status.success(), "openssl makes a key");

@@ -46,6 +46,7 @@ mod network;
 mod network_rules;
 mod opencode;
 mod opencode_server;
+mod own_branch;
 mod prompt_options;
 mod prompt_to_pull_request;
 mod quickstart;

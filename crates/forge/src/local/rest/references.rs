@@ -20,6 +20,7 @@ use super::{
 use crate::local::{
     git,
     history::{self, Reference, is_object_id},
+    kept::KEPT,
     permissions::PermissionLevel::{Read, Write},
 };
 
@@ -184,7 +185,7 @@ pub(super) async fn delete(
 }
 
 fn keep(sha: &str) -> String {
-    format!("update refs/harvest/kept/{sha} {sha}\n")
+    format!("update {KEPT}/{sha} {sha}\n")
 }
 
 /// Branches and tags with plain names.

@@ -180,8 +180,6 @@ fn find_unpushed(repo: &Repo, branch: &str, base: Option<&str>, facts: &mut Vec<
     let base = base.and_then(|base| repo.commit_of(&format!("refs/remotes/origin/{base}")));
     match pushed {
         Some(pushed) if repo.is_ancestor(&head, &pushed) => return,
-        // Rewritten, as by a sync: only what this checkout has seen is replaced.
-        Some(pushed) if !repo.is_ancestor(&pushed, &head) => facts.push(Fact::Lease(pushed)),
         Some(_) => {}
         None if base.is_some_and(|base| repo.is_ancestor(&head, &base)) => return,
         None => {}

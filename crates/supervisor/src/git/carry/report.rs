@@ -39,8 +39,6 @@ pub(super) enum Fact {
     Undone,
     /// This commit is to be pushed.
     Push(String),
-    /// Only if the remote's branch is at this commit.
-    Lease(String),
 }
 
 /// Prints the facts.
@@ -101,7 +99,6 @@ pub(super) struct Report {
     pub(super) needs_history: bool,
     pub(super) undone: bool,
     pub(super) push: Option<String>,
-    pub(super) lease: Option<String>,
 }
 
 impl Report {
@@ -141,7 +138,6 @@ impl Report {
             Fact::NeedsHistory => self.needs_history = true,
             Fact::Undone => self.undone = true,
             Fact::Push(commit) => self.push = Some(commit),
-            Fact::Lease(commit) => self.lease = Some(commit),
         }
     }
 }
