@@ -41,6 +41,8 @@ pub enum ForgeFailure {
     NoApi { url: String },
     #[error("pull requests at GitHub are merged there: {url}")]
     MergedElsewhere { url: String },
+    #[error("pull request {number} is a draft")]
+    Draft { number: u64 },
     #[error("pull request {number} cannot be merged: {reason}")]
     NotMergeable { number: u64, reason: &'static str },
     #[error("the forge failed")]
@@ -50,6 +52,12 @@ pub enum ForgeFailure {
 impl ForgeFailure {
     pub(crate) fn other(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self::Other(error.into())
+    }
+
+    /// Whether the same request may succeed later, although nothing is changed.
+    #[must_use]
+    pub const fn may_pass(&self) -> bool {
+        self.is_brief() || matches!(self, Self::RateLimited { .. })
     }
 
     /// Whether the same request may succeed within seconds.
@@ -65,6 +73,9 @@ impl ForgeFailure {
 
 impl Hint for ForgeFailure {
     fn hint(&self) -> Option<Cow<'_, str>> {
+        if let Self::RateLimited { seconds: Some(seconds) } = self {
+            return Some(format!("GitHub takes requests again in {seconds} s").into());
+        }
         Some(Cow::Borrowed(match self {
             Self::WrongKey { .. } => {
                 "set GITHUB_APP_PRIVATE_KEY to a key that the App's settings list, and compare the \
@@ -93,6 +104,7 @@ impl Hint for ForgeFailure {
                 "the token needs write access to contents, pull requests and commit statuses"
             }
             Self::MergedElsewhere { .. } => "open the page to merge it",
+            Self::Draft { .. } => "`harvest pr update SESSION --ready` marks it as ready",
             Self::NotMergeable { .. } => "`harvest pr show SESSION` shows its state",
             Self::NoApi { .. } => "the branch is pushed; open the pull request on the host's page",
             Self::Unreachable(_) => "check the network and the key `github.url`",

@@ -97,6 +97,15 @@ impl Forge for Forges {
         self.at(&repository.url)?.update_pull_request(repository, number, change).await
     }
 
+    async fn set_draft(
+        &self,
+        repository: &RemoteRepository,
+        number: u64,
+        draft: bool,
+    ) -> Result<PullRequest, ForgeFailure> {
+        self.at(&repository.url)?.set_draft(repository, number, draft).await
+    }
+
     async fn merge_pull_request(
         &self,
         repository: &RemoteRepository,
@@ -139,6 +148,10 @@ impl Forge for Forges {
         body: &[u8],
     ) -> Result<Webhook, WebhookError> {
         self.github.read_webhook(headers, body)
+    }
+
+    fn names_at(&self) -> &str {
+        self.github.names_at()
     }
 
     fn is_local(&self, url: &str) -> bool {

@@ -11,6 +11,9 @@ use harvest_proto::{
 
 use crate::{Webhook, WebhookError, WebhookHeaders, failure::ForgeFailure};
 
+/// Where users' repositories are without a setting.
+pub(crate) const GITHUB: &str = "https://github.com";
+
 /// A repository at a forge, and the token to use it with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RemoteRepository {
@@ -26,6 +29,8 @@ pub enum Operation {
     Fetch,
     Push,
     PullRequests,
+    /// To turn a pull request into a draft, and back.
+    Drafts,
     Statuses,
 }
 
@@ -126,6 +131,14 @@ pub trait Forge: Send + Sync {
         change: PullRequestChange,
     ) -> Result<PullRequest, ForgeFailure>;
 
+    /// Turns an open pull request into a draft, or marks it as ready for review.
+    async fn set_draft(
+        &self,
+        repository: &RemoteRepository,
+        number: u64,
+        draft: bool,
+    ) -> Result<PullRequest, ForgeFailure>;
+
     /// Merges an open pull request. Only the local forge does: at GitHub, people merge.
     async fn merge_pull_request(
         &self,
@@ -187,6 +200,11 @@ pub trait Forge: Send + Sync {
     /// The current form of a stored URL.
     fn current_url(&self, url: &str) -> String {
         url.to_owned()
+    }
+
+    /// The base URL of the repositories that users name by `OWNER/NAME` alone.
+    fn names_at(&self) -> &str {
+        GITHUB
     }
 
     /// Blocks the registration of local repositories until the guard is dropped; fails during one.

@@ -9,6 +9,8 @@ mod emulate;
 mod github;
 #[path = "forge/hooks.rs"]
 mod hooks;
+#[path = "forge/hostile_github.rs"]
+mod hostile_github;
 #[path = "forge/import.rs"]
 mod import;
 #[path = "forge/rest.rs"]

@@ -27,7 +27,7 @@ pub(crate) use server::{ApiArgs, CompletionArgs, ConfigArgs, CreateTokenArgs, To
 pub(crate) use session::{
     ArtifactsArgs, BudgetArgs, CreatePrArgs, DiffArgs, EventsArgs, ForkArgs, LogsArgs, LsArgs,
     MergePrArgs, PrCommand, PrTextArgs, PromptArgs, QueueCommand, RestoreArgs, RmArgs, RunArgs,
-    SendArgs, StatsArgs,
+    SendArgs, StatsArgs, UpdatePrArgs,
 };
 
 /// Background coding agents on machines you own: a prompt goes in, a tested pull request comes out.

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use harvest_proto::{
     RepositoryName, RepositoryRef,
     api::{AddRepository, Repository, UseRepository},
-    repository_address::{ADDRESS_FORMS, https_url, is_same_url, of_ssh},
+    repository_address::{ADDRESS_FORMS, is_same_url, is_short, of_ssh},
 };
 
 use crate::{
@@ -40,6 +40,10 @@ pub(crate) async fn repositories(
         let known = client.repositories().await?;
         all.push(match parse(typed, &known)? {
             RepositoryInput::Name(name) => by_name(name),
+            // Only the server knows where it is.
+            RepositoryInput::Url(name) if is_short(&name) => {
+                UseRepository { url: Some(name), ..UseRepository::default() }
+            }
             RepositoryInput::Url(url) => {
                 by_name(registered(ctx, client, &url, &known).await?.into())
             }
@@ -79,8 +83,12 @@ pub(crate) async fn any_registered(
     Ok(inputs.iter().any(|input| match input {
         RepositoryInput::Name(_) => true,
         RepositoryInput::Url(address) => {
-            let url = https_url(address).unwrap_or_else(|| address.clone());
-            known.iter().any(|one| is_same_url(&one.url, &url))
+            let url = of_ssh(address).unwrap_or_else(|| address.clone());
+            let short = format!("/{address}");
+            known.iter().any(|one| {
+                is_same_url(&one.url, &url)
+                    || (is_short(address) && one.url.trim_end_matches(".git").ends_with(&short))
+            })
         }
         RepositoryInput::Folder(folder) => is_published(ctx, folder, &known),
     }))
@@ -130,7 +138,7 @@ fn parse(typed: &str, known: &[Repository]) -> Result<RepositoryInput> {
     if path.is_dir() {
         return Ok(RepositoryInput::Folder(path.to_owned()));
     }
-    if !path.exists() && https_url(typed).is_some() {
+    if !path.exists() && is_short(typed) {
         return Ok(RepositoryInput::Url(typed.to_owned()));
     }
     let (what, hint) = match () {
@@ -143,7 +151,7 @@ fn parse(typed: &str, known: &[Repository]) -> Result<RepositoryInput> {
         ),
         () => (
             format!("there is no repository and no folder `{typed}`"),
-            "`harvest repo ls` lists repositories; a git URL or OWNER/NAME of github.com registers one"
+            "`harvest repo ls` lists repositories; a git URL or OWNER/NAME at GitHub registers one"
                 .to_owned(),
         ),
     };
@@ -193,9 +201,9 @@ async fn registered(
     Ok(added.name)
 }
 
-/// The URL that an address stands for. Tells the user when it is not what was typed.
+/// The URL that an SSH address stands for. Tells the user when it is not what was typed.
 pub(crate) fn https_address(print: Printer, address: &str) -> String {
-    match https_url(address) {
+    match of_ssh(address) {
         Some(url) => {
             print.note(format!("{address} is read over HTTPS: {url}"));
             url

@@ -5,15 +5,19 @@ use crate::repository_name::{LOCAL_OWNER, RepositoryName};
 
 /// The forms that [`https_url`] and an HTTPS URL cover, for error messages.
 pub const ADDRESS_FORMS: &str =
-    "OWNER/NAME of github.com, https://HOST/PATH, git@HOST:OWNER/NAME or ssh://git@HOST/PATH";
-
-/// The host that `OWNER/NAME` is at.
-const DEFAULT_HOST: &str = "github.com";
+    "OWNER/NAME at GitHub, https://HOST/PATH, git@HOST:OWNER/NAME or ssh://git@HOST/PATH";
 
 /// The HTTPS URL that a short or an SSH address means; `None` for any other text, URLs included.
+/// Names are at the GitHub with this base URL: only the server knows which one that is.
 #[must_use]
-pub fn https_url(address: &str) -> Option<String> {
-    of_ssh(address).or_else(|| of_name(&address.parse().ok()?))
+pub fn https_url(address: &str, github: &str) -> Option<String> {
+    of_ssh(address).or_else(|| of_name(&address.parse().ok()?, github))
+}
+
+/// Whether a text is an `OWNER/NAME` that [`https_url`] takes.
+#[must_use]
+pub fn is_short(address: &str) -> bool {
+    address.parse().is_ok_and(|name: RepositoryName| name.owner() != LOCAL_OWNER)
 }
 
 /// The HTTPS URL of an SSH address.
@@ -36,10 +40,10 @@ pub fn of_ssh(address: &str) -> Option<String> {
     (is_host(host) && !path.is_empty()).then(|| format!("https://{host}/{path}"))
 }
 
-/// The HTTPS URL of a name. Names of the local forge have none.
-#[must_use]
-pub fn of_name(name: &RepositoryName) -> Option<String> {
-    (name.owner() != LOCAL_OWNER).then(|| format!("https://{DEFAULT_HOST}/{name}"))
+// Names of the local forge have no URL.
+fn of_name(name: &RepositoryName, github: &str) -> Option<String> {
+    let base = github.trim_end_matches('/');
+    (name.owner() != LOCAL_OWNER).then(|| format!("{base}/{name}"))
 }
 
 fn is_host(text: &str) -> bool {
@@ -61,6 +65,8 @@ mod tests {
 
     use super::*;
 
+    const GITHUB: &str = "https://github.com";
+
     #[test]
     fn short_and_ssh_addresses_become_https() {
         for (address, url) in [
@@ -72,8 +78,17 @@ mod tests {
             ("ssh://git@host:2222/acme/app", "https://host/acme/app"),
             ("ssh://host/acme/app", "https://host/acme/app"),
         ] {
-            assert_eq!(https_url(address).as_deref(), Some(url), "{address}");
+            assert_eq!(https_url(address, GITHUB).as_deref(), Some(url), "{address}");
         }
+    }
+
+    #[test]
+    fn names_are_at_the_configured_github() {
+        for base in ["https://git.corp.example/ghe", "https://git.corp.example/ghe/"] {
+            let url = https_url("acme/app", base);
+            assert_eq!(url.as_deref(), Some("https://git.corp.example/ghe/acme/app"));
+        }
+        assert!(is_short("acme/app") && !is_short("local/app") && !is_short("git@h:a/b"));
     }
 
     #[test]
@@ -95,7 +110,7 @@ mod tests {
             "git@ho st:acme/app",
             "ssh://git@host",
         ] {
-            assert_eq!(https_url(other), None, "{other}");
+            assert_eq!(https_url(other, GITHUB), None, "{other}");
         }
     }
 
@@ -108,7 +123,7 @@ mod tests {
     proptest! {
         #[test]
         fn rewritten_address_has_no_user(text in "(git@|ssh://(git@)?|)[a-z@:/.-]{1,20}") {
-            if let Some(url) = https_url(&text) {
+            if let Some(url) = https_url(&text, GITHUB) {
                 prop_assert!(url.starts_with("https://"));
                 let host = url["https://".len()..].split('/').next().unwrap();
                 prop_assert!(!host.is_empty() && !host.contains(['@', ':']));

@@ -1,7 +1,10 @@
 //! Requests to GitHub's REST API, and what their failures mean. Answers are limited in size;
 //! redirects are not followed, because they could send a token to another host.
 
-use std::{sync::OnceLock, time::Duration};
+use std::{
+    sync::OnceLock,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use futures_util::StreamExt;
 use harvest_proto::Secret;
@@ -25,8 +28,8 @@ const VERSION: &str = "2022-11-28";
 #[derive(Debug, Clone)]
 pub(super) struct Call<'a> {
     pub(super) method: Method,
-    /// The part of the path after the repository.
-    pub(super) route: &'a str,
+    /// The part of the path after the repository; `None` for the GraphQL API.
+    pub(super) route: Option<&'a str>,
     pub(super) query: &'a [(&'a str, &'a str)],
     pub(super) body: Option<&'a Value>,
     pub(super) etag: Option<&'a str>,
@@ -42,6 +45,7 @@ impl<'a> Call<'a> {
         operation: Operation,
         doing: &'static str,
     ) -> Self {
+        let route = Some(route);
         Self { method, route, query: &[], body: None, etag: None, operation, doing }
     }
 
@@ -55,6 +59,15 @@ impl<'a> Call<'a> {
 
     pub(super) const fn patch(route: &'a str, operation: Operation, doing: &'static str) -> Self {
         Self::new(Method::PATCH, route, operation, doing)
+    }
+
+    pub(super) const fn graphql(
+        body: &'a Value,
+        operation: Operation,
+        doing: &'static str,
+    ) -> Self {
+        let body = Some(body);
+        Self { method: Method::POST, route: None, query: &[], body, etag: None, operation, doing }
     }
 
     pub(super) fn with_query(self, query: &'a [(&'a str, &'a str)]) -> Self {
@@ -79,11 +92,20 @@ impl Answer {
         &self,
         path: &RepositoryPath,
     ) -> Result<T, ForgeFailure> {
-        serde_json::from_slice(&self.body).map_err(|error| {
-            tracing::warn!(%error, repository = %path, "GitHub's answer has another form");
-            ForgeFailure::other(error)
+        parse(&self.body).inspect_err(|error| {
+            let error = error as &dyn std::error::Error;
+            tracing::warn!(error, repository = %path, "GitHub's answer has another form");
         })
     }
+}
+
+// The parser's own message quotes values, such as a token in an unexpected place.
+fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ForgeFailure> {
+    serde_json::from_slice(body).map_err(|error| {
+        let (kind, line, column) = (error.classify(), error.line(), error.column());
+        let what = format!("GitHub's answer has another form: {kind:?} at {line}:{column}");
+        ForgeFailure::other(what)
+    })
 }
 
 /// An answer of any status.
@@ -111,8 +133,20 @@ impl Problem {
             field.and_then(Value::as_str).or_else(|| error.as_str()).map(str::to_owned)
         };
         let details: Vec<String> = self.errors.iter().filter_map(detail).collect();
-        let text = [vec![self.message.clone()], details].concat().join("; ");
-        text.chars().filter(|c| !c.is_control()).take(MAX_MESSAGE_CHARACTERS).collect()
+        plain(&[vec![self.message.clone()], details].concat().join("; "))
+    }
+}
+
+/// A message of GitHub's, cut, and without control characters.
+fn plain(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(MAX_MESSAGE_CHARACTERS).collect()
+}
+
+/// The URL of the GraphQL API beside this REST API: an Enterprise server has both below `/api`.
+fn graphql_url(rest: &str) -> String {
+    match rest.strip_suffix("/v3") {
+        Some(api) if api.ends_with("/api") => format!("{api}/graphql"),
+        _ => format!("{rest}/graphql"),
     }
 }
 
@@ -122,7 +156,7 @@ impl RawAnswer {
     }
 
     pub(super) fn json<T: DeserializeOwned>(&self) -> Result<T, ForgeFailure> {
-        serde_json::from_slice(&self.body).map_err(ForgeFailure::other)
+        parse(&self.body)
     }
 
     fn header(&self, name: &str) -> Option<&str> {
@@ -131,13 +165,23 @@ impl RawAnswer {
 
     /// Whether the limit of requests is used up, and for how long.
     pub(super) fn rate_limit(&self) -> Option<ForgeFailure> {
+        // The secondary limits may come without headers.
         let limited = self.status == StatusCode::TOO_MANY_REQUESTS
             || (self.status == StatusCode::FORBIDDEN
                 && (self.header("x-ratelimit-remaining") == Some("0")
-                    || self.header("retry-after").is_some()));
-        limited.then(|| ForgeFailure::RateLimited {
-            seconds: self.header("retry-after").and_then(|text| text.parse().ok()),
-        })
+                    || self.header("retry-after").is_some()
+                    || self.problem().message.contains("rate limit")));
+        limited.then(|| ForgeFailure::RateLimited { seconds: self.wait() })
+    }
+
+    /// For how many seconds GitHub asks to wait, which it says in one of two ways.
+    fn wait(&self) -> Option<u64> {
+        if let Some(seconds) = self.header("retry-after") {
+            return seconds.parse().ok();
+        }
+        let reset: i64 = self.header("x-ratelimit-reset")?.parse().ok()?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs();
+        u64::try_from(reset).ok()?.checked_sub(now)
     }
 }
 
@@ -188,11 +232,21 @@ impl Api {
         token: &Secret<String>,
         adjust: impl FnOnce(reqwest::RequestBuilder) -> reqwest::RequestBuilder,
     ) -> Result<RawAnswer, ForgeFailure> {
+        self.request_at(method, format!("{}{path}", self.base), token, adjust).await
+    }
+
+    async fn request_at(
+        &self,
+        method: Method,
+        url: String,
+        token: &Secret<String>,
+        adjust: impl FnOnce(reqwest::RequestBuilder) -> reqwest::RequestBuilder,
+    ) -> Result<RawAnswer, ForgeFailure> {
         let unreachable =
             |failed: reqwest::Error| ForgeFailure::Unreachable(failed.without_url().into());
         let request = self
             .client()?
-            .request(method, format!("{}{path}", self.base))
+            .request(method, url)
             .bearer_auth(token.expose().trim())
             .header(header::ACCEPT, "application/vnd.github+json")
             .header(header::USER_AGENT, "harvest")
@@ -206,6 +260,11 @@ impl Api {
                 return Err(ForgeFailure::other("GitHub's answer is too long"));
             }
         }
+        // A server may quote the request in its answer.
+        let secret = token.expose().trim();
+        if !status.is_success() && !secret.is_empty() {
+            body = String::from_utf8_lossy(&body).replace(secret, "***").into_bytes();
+        }
         Ok(RawAnswer { status, headers, body })
     }
 
@@ -217,8 +276,13 @@ impl Api {
         token: &Secret<String>,
         of_app: bool,
     ) -> Result<Answer, ForgeFailure> {
-        let route = format!("/repos/{path}{}{}", call.route, encoded_query(call.query));
-        let answer = self.request(call.method.clone(), &route, token, |mut request| {
+        let url = match call.route {
+            Some(route) => {
+                format!("{}/repos/{path}{route}{}", self.base, encoded_query(call.query))
+            }
+            None => graphql_url(&self.base),
+        };
+        let answer = self.request_at(call.method.clone(), url, token, |mut request| {
             if let Some(etag) = call.etag {
                 request = request.header(header::IF_NONE_MATCH, etag);
             }
@@ -231,6 +295,9 @@ impl Api {
         });
         let answer = answer.await?;
         let not_modified = answer.status == StatusCode::NOT_MODIFIED && call.etag.is_some();
+        if call.route.is_none() && answer.status.is_success() {
+            graphql_failure(path, call.doing, of_app, &answer)?;
+        }
         if answer.status.is_success() || not_modified {
             let etag = answer.header(header::ETAG.as_str()).map(str::to_owned);
             return Ok(Answer { not_modified, etag, body: answer.body });
@@ -247,6 +314,35 @@ fn encoded_query(parameters: &[(&str, &str)]) -> String {
     let mut url = Url::parse("http://localhost").expect("a constant URL");
     url.query_pairs_mut().extend_pairs(parameters);
     format!("?{}", url.query().unwrap_or_default())
+}
+
+/// What a refusal by GraphQL means, which has the status 200.
+fn graphql_failure(
+    path: &RepositoryPath,
+    doing: &'static str,
+    of_app: bool,
+    answer: &RawAnswer,
+) -> Result<(), ForgeFailure> {
+    #[derive(Deserialize)]
+    struct Answered {
+        #[serde(default)]
+        errors: Vec<GraphQlError>,
+    }
+    #[derive(Deserialize)]
+    struct GraphQlError {
+        #[serde(default, rename = "type")]
+        kind: String,
+        #[serde(default)]
+        message: String,
+    }
+    let Some(error) = answer.json::<Answered>()?.errors.into_iter().next() else { return Ok(()) };
+    let repository = path.to_string();
+    Err(match error.kind.as_str() {
+        "FORBIDDEN" if of_app => ForgeFailure::MissingPermission { repository, doing },
+        "FORBIDDEN" | "INSUFFICIENT_SCOPES" => ForgeFailure::TokenForbidden { repository, doing },
+        "RATE_LIMITED" => ForgeFailure::RateLimited { seconds: None },
+        _ => ForgeFailure::Rejected { repository, doing, message: plain(&error.message) },
+    })
 }
 
 /// What a refusal means.

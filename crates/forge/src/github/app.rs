@@ -26,7 +26,7 @@ const RENEW_BEFORE: Duration = Duration::from_secs(300);
 const ISSUED_BEFORE_SECONDS: i64 = 60;
 // GitHub's limit is ten minutes from now.
 const VALID_SECONDS: i64 = 540;
-// Four operations of each repository in use.
+// Five operations of each repository in use.
 const MAX_TOKENS: usize = 4000;
 
 /// The App that signs in.
@@ -135,6 +135,8 @@ fn permissions(operation: Operation) -> Value {
         Operation::Fetch => json!({"contents": "read"}),
         Operation::Push => json!({"contents": "write"}),
         Operation::PullRequests => json!({"pull_requests": "write"}),
+        // Without the first one GitHub refuses an App's token.
+        Operation::Drafts => json!({"contents": "write", "pull_requests": "write"}),
         Operation::Statuses => json!({"statuses": "write"}),
     }
 }
@@ -143,7 +145,7 @@ const fn doing(operation: Operation) -> &'static str {
     match operation {
         Operation::Fetch => "read",
         Operation::Push => "push to",
-        Operation::PullRequests => "write pull requests of",
+        Operation::PullRequests | Operation::Drafts => "write pull requests of",
         Operation::Statuses => "set commit statuses of",
     }
 }

@@ -20,16 +20,22 @@ use self::{
 };
 use crate::{
     CheckStatus, Clock, Forge, ForgeFailure, Operation, PullRequestChange, PullRequestSpec,
-    RemoteRepository, Webhook, WebhookError, WebhookHeaders, read_webhook,
+    RemoteRepository, Webhook, WebhookError, WebhookHeaders, read_webhook, traits::GITHUB,
 };
 pub use settings::{AppKey, GitHubSettings, InvalidGitHubUrl, SignIn};
-use settings::{GITHUB, RepositoryPath, Site};
+use settings::{RepositoryPath, Site};
 
 // GitHub's limit of a status's description.
 const MAX_DESCRIPTION: usize = 140;
 // GitHub's limit of a body, and what a title may have.
 const MAX_BODY: usize = 65_536;
 const MAX_TITLE: usize = 256;
+
+// The REST API has no route for either.
+const READY: &str = "mutation($id:ID!){markPullRequestReadyForReview(input:{pullRequestId:$id})\
+                     {pullRequest{isDraft}}}";
+const TO_DRAFT: &str = "mutation($id:ID!){convertPullRequestToDraft(input:{pullRequestId:$id})\
+                        {pullRequest{isDraft}}}";
 
 /// The client of one GitHub.
 #[derive(Debug)]
@@ -136,6 +142,10 @@ fn cut(text: &str, characters: usize) -> String {
 
 #[async_trait]
 impl Forge for GitHub {
+    fn names_at(&self) -> &str {
+        self.site.base()
+    }
+
     fn owns(&self, url: &str) -> bool {
         self.site.repository(url).is_some()
     }
@@ -165,7 +175,8 @@ impl Forge for GitHub {
         let all: Vec<Pull> = answer.json(&path)?;
         // A server that ignores the filter lists others as well.
         let own = |pull: &Pull| pull.is_open_head(&path, branch);
-        Ok(all.into_iter().find(own).and_then(Pull::into_pull_request))
+        let found = all.into_iter().find(own);
+        Ok(found.and_then(|pull| pull.into_pull_request(&self.site, &path)))
     }
 
     async fn pull_request(
@@ -186,7 +197,7 @@ impl Forge for GitHub {
             let kept = self.known.get(&path, number);
             return kept.ok_or_else(|| ForgeFailure::other("GitHub answered 304 unasked"));
         }
-        let pull = answer.json::<Pull>(&path)?.checked(&path)?;
+        let pull = answer.json::<Pull>(&path)?.checked(&self.site, &path)?;
         self.known.keep(&path, answer.etag, &pull);
         Ok(pull)
     }
@@ -207,7 +218,7 @@ impl Forge for GitHub {
         let doing = "open a pull request in";
         let call = Call::post("/pulls", Operation::PullRequests, doing).with_body(&body);
         let failed = match self.send(repository, &path, call).await {
-            Ok(answer) => return answer.json::<Pull>(&path)?.checked(&path),
+            Ok(answer) => return answer.json::<Pull>(&path)?.checked(&self.site, &path),
             Err(failed) => failed,
         };
         // GitHub may have opened it nevertheless, or another process did at the same time.
@@ -234,7 +245,30 @@ impl Forge for GitHub {
         let route = format!("/pulls/{number}");
         let call = Call::patch(&route, Operation::PullRequests, "update a pull request of");
         let answer = self.send(repository, &path, call.with_body(&body)).await?;
-        answer.json::<Pull>(&path)?.checked(&path)
+        answer.json::<Pull>(&path)?.checked(&self.site, &path)
+    }
+
+    async fn set_draft(
+        &self,
+        repository: &RemoteRepository,
+        number: u64,
+        draft: bool,
+    ) -> Result<PullRequest, ForgeFailure> {
+        let path = self.path(&repository.url)?;
+        let route = format!("/pulls/{number}");
+        let call = Call::get(&route, Operation::PullRequests, "read a pull request of");
+        let pull = self.send(repository, &path, call).await?.json::<Pull>(&path)?;
+        let id = pull.node_id().map(str::to_owned);
+        let current = pull.checked(&self.site, &path)?;
+        if current.draft == draft {
+            return Ok(current);
+        }
+        let id = id.ok_or_else(|| ForgeFailure::other("GitHub's pull request has no id"))?;
+        let query = if draft { TO_DRAFT } else { READY };
+        let body = json!({ "query": query, "variables": { "id": id } });
+        let doing = "change whether a pull request is a draft in";
+        self.send(repository, &path, Call::graphql(&body, Operation::Drafts, doing)).await?;
+        Ok(PullRequest { draft, ..current })
     }
 
     async fn merge_pull_request(

@@ -6,12 +6,14 @@ use harvest_proto::{
 };
 use serde::Deserialize;
 
-use super::settings::RepositoryPath;
+use super::settings::{RepositoryPath, Site};
 use crate::ForgeFailure;
 
 #[derive(Debug, Deserialize)]
 pub(super) struct Pull {
     number: u64,
+    /// Its id in the GraphQL API.
+    node_id: Option<String>,
     html_url: String,
     #[serde(default)]
     title: String,
@@ -49,8 +51,16 @@ impl Pull {
             && self.head.repo.as_ref().is_some_and(of)
     }
 
+    pub(super) fn node_id(&self) -> Option<&str> {
+        self.node_id.as_deref()
+    }
+
     /// `None` when a branch has a name that git would refuse.
-    pub(super) fn into_pull_request(self) -> Option<PullRequest> {
+    pub(super) fn into_pull_request(
+        self,
+        site: &Site,
+        path: &RepositoryPath,
+    ) -> Option<PullRequest> {
         let state = match (self.state.as_str(), self.merged || self.merged_at.is_some()) {
             (_, true) => PullRequestState::Merged,
             ("open", false) => PullRequestState::Open,
@@ -58,7 +68,7 @@ impl Pull {
         };
         Some(PullRequest {
             number: self.number,
-            url: self.html_url,
+            url: site.page(path, self.number, &self.html_url),
             title: self.title,
             body: self.body.unwrap_or_default(),
             state,
@@ -70,8 +80,12 @@ impl Pull {
         })
     }
 
-    pub(super) fn checked(self, path: &RepositoryPath) -> Result<PullRequest, ForgeFailure> {
+    pub(super) fn checked(
+        self,
+        site: &Site,
+        path: &RepositoryPath,
+    ) -> Result<PullRequest, ForgeFailure> {
         let invalid = || ForgeFailure::other(format!("a branch of {path} has an invalid name"));
-        self.into_pull_request().ok_or_else(invalid)
+        self.into_pull_request(site, path).ok_or_else(invalid)
     }
 }

@@ -8,8 +8,6 @@ use ring::{rand::SystemRandom, rsa::KeyPair, signature::RSA_PKCS1_SHA256};
 
 use crate::pem::{InvalidKey, private_key};
 
-pub(super) const GITHUB: &str = "https://github.com";
-
 /// The settings of one GitHub.
 #[derive(Debug)]
 pub struct GitHubSettings {
@@ -118,6 +116,10 @@ impl Site {
         Ok(Self { base })
     }
 
+    pub(super) fn base(&self) -> &str {
+        self.base.as_str()
+    }
+
     /// The base URL of the REST API: GitHub.com and its tenants have a host for it.
     pub(super) fn api(&self) -> String {
         let host = self.base.host_str().unwrap_or_default();
@@ -127,9 +129,18 @@ impl Site {
         }
     }
 
-    /// The repository that a remote's URL names, if it lives here.
-    pub(super) fn repository(&self, url: &str) -> Option<RepositoryPath> {
-        let url: Url = url.parse().ok()?;
+    /// The page of a pull request: as the server says, unless that is another host.
+    pub(super) fn page(&self, path: &RepositoryPath, number: u64, said: &str) -> String {
+        match said.parse::<Url>() {
+            Ok(url) if self.is_same_origin(&url) => url.into(),
+            _ => {
+                let base = self.base.as_str().trim_end_matches('/');
+                format!("{base}/{path}/pull/{number}")
+            }
+        }
+    }
+
+    fn is_same_origin(&self, url: &Url) -> bool {
         let origin = |url: &Url| {
             (
                 url.scheme().to_owned(),
@@ -137,7 +148,14 @@ impl Site {
                 url.port_or_known_default(),
             )
         };
-        if origin(&url) != origin(&self.base) {
+        let has_user = !url.username().is_empty() || url.password().is_some();
+        origin(url) == origin(&self.base) && !has_user
+    }
+
+    /// The repository that a remote's URL names, if it lives here.
+    pub(super) fn repository(&self, url: &str) -> Option<RepositoryPath> {
+        let url: Url = url.parse().ok()?;
+        if !self.is_same_origin(&url) {
             return None;
         }
         let base = self.base.path().trim_end_matches('/');
@@ -197,6 +215,24 @@ mod tests {
             "git@git.corp.example:acme/shop",
         ] {
             assert_eq!(path(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn page_of_another_host_is_not_shown() {
+        let site = Site::parse("https://git.corp.example/ghe").unwrap();
+        let path = RepositoryPath { owner: "acme".into(), name: "shop".into() };
+        let own = "https://git.corp.example/ghe/acme/shop/pull/7";
+        assert_eq!(site.page(&path, 7, own), own);
+        for other in [
+            "https://git.corp.example.evil.org/ghe/acme/shop/pull/7",
+            "https://git.corp.example@evil.org/7",
+            "https://ada:s3cret@git.corp.example/7",
+            "http://git.corp.example/ghe/acme/shop/pull/7",
+            "javascript:alert(1)",
+            "",
+        ] {
+            assert_eq!(site.page(&path, 7, other), own, "{other}");
         }
     }
 

@@ -124,6 +124,17 @@ impl Forge for LocalForge {
         Ok(self.change_pull_record(name.name(), number, change, LOCAL_OWNER).await?.pull)
     }
 
+    async fn set_draft(
+        &self,
+        repository: &RemoteRepository,
+        number: u64,
+        draft: bool,
+    ) -> Result<PullRequest, ForgeFailure> {
+        let name = self.own_name(&repository.url)?;
+        let change = PullChange { draft: Some(draft), ..PullChange::default() };
+        Ok(self.change_pull_record(name.name(), number, change, LOCAL_OWNER).await?.pull)
+    }
+
     async fn merge_pull_request(
         &self,
         repository: &RemoteRepository,
@@ -139,7 +150,7 @@ impl Forge for LocalForge {
         match Self::merge_pull_request(self, name.name(), number, request).await? {
             MergeOutcome::Merged { .. } => Ok(Self::pull_request(self, name.name(), number).await?),
             MergeOutcome::NotOpen => refused("it is not open"),
-            MergeOutcome::Draft => refused("it is a draft"),
+            MergeOutcome::Draft => Err(ForgeFailure::Draft { number }),
             MergeOutcome::Conflict => refused("it conflicts with its base branch"),
             MergeOutcome::HeadMoved | MergeOutcome::BaseMoved => {
                 refused("a branch was pushed to meanwhile")

@@ -64,6 +64,7 @@ pub(super) struct PullChange {
     pub(super) body: Option<String>,
     pub(super) base: Option<BranchName>,
     pub(super) open: Option<bool>,
+    pub(super) draft: Option<bool>,
 }
 
 impl LocalForge {
@@ -136,6 +137,10 @@ impl LocalForge {
         record.pull.body = change.body.unwrap_or(record.pull.body);
         let now = self.shared.clock.now();
         let mut action = "edited";
+        if let Some(draft) = change.draft.filter(|draft| *draft != record.pull.draft) {
+            action = if draft { "converted_to_draft" } else { "ready_for_review" };
+            record.pull.draft = draft;
+        }
         match (change.open, record.pull.state) {
             (Some(false), PullRequestState::Open) => {
                 action = "closed";

@@ -84,7 +84,7 @@ const EXAMPLES: &[(&str, &str)] = &[
     ("cp", "harvest cp -r -:/workspace/app/dist .\nharvest cp data.csv sbx_4kq:/tmp/"),
     ("pr show", "harvest pr show -"),
     ("pr create", "harvest pr create - --title \"Fix the login\" --draft"),
-    ("pr update", "harvest pr update - --body \"Fixes #12\""),
+    ("pr update", "harvest pr update - --body \"Fixes #12\"\nharvest pr update - --ready"),
     ("pr merge", "harvest pr merge -"),
     ("repo add", "harvest repo add https://git.example.org/me/app --secret GIT_TOKEN"),
     ("repo set", "harvest repo set me/app --image full\nharvest repo set me/app --unset base"),

@@ -7,7 +7,7 @@ use harvest_proto::{BranchName, RepositoryRef, SnapshotId};
 pub(crate) enum RepoCommand {
     /// Register a repository
     Add {
-        /// A URL, OWNER/NAME (github.com), git@HOST:OWNER/NAME, or a folder, which is copied to the
+        /// A URL, OWNER/NAME (GitHub), git@HOST:OWNER/NAME, or a folder, which is copied to the
         /// local forge
         // Not named `url`: clap would confuse it with the global flag.
         #[arg(value_name = "ADDRESS|FOLDER")]

@@ -269,8 +269,8 @@ pub(crate) enum PrCommand {
     Show(SessionArg),
     /// Open a pull request of what the session has pushed, or update the open one
     Create(CreatePrArgs),
-    /// Change the title or the description of an open pull request
-    Update(PrTextArgs),
+    /// Change an open pull request: title, description, draft or ready for review
+    Update(UpdatePrArgs),
     /// Merge a pull request on the local forge
     Merge(MergePrArgs),
 }
@@ -283,6 +283,18 @@ pub(crate) struct CreatePrArgs {
     #[arg(long, conflicts_with = "ready")]
     pub(crate) draft: bool,
     /// Open it ready for review, whatever the session was created with
+    #[arg(long)]
+    pub(crate) ready: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct UpdatePrArgs {
+    #[command(flatten)]
+    pub(crate) text: PrTextArgs,
+    /// Turn it into a draft
+    #[arg(long, conflicts_with = "ready")]
+    pub(crate) draft: bool,
+    /// Mark a draft as ready for review
     #[arg(long)]
     pub(crate) ready: bool,
 }

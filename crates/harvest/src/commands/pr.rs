@@ -9,7 +9,7 @@ use harvest_proto::api::{
 
 use crate::{
     Invocation,
-    cli::{CreatePrArgs, MergePrArgs, PrCommand, PrTextArgs, SessionArg},
+    cli::{CreatePrArgs, MergePrArgs, PrCommand, PrTextArgs, SessionArg, UpdatePrArgs},
     printer::{Advice, human_millis},
     render::{describe_exit, markdown_text, short_commit},
     sanitize::sanitize,
@@ -49,7 +49,7 @@ async fn create(ctx: &Invocation, args: &CreatePrArgs) -> Result<u8> {
         repository: repository.clone(),
         title: title.clone(),
         body: body.clone(),
-        draft: args.draft.then_some(true).or(args.ready.then_some(false)),
+        draft: draft(args.draft, args.ready),
     };
     for opened in client.pull_request_create(&id, &create).await? {
         ctx.print.result(&opened, line)?;
@@ -57,16 +57,23 @@ async fn create(ctx: &Invocation, args: &CreatePrArgs) -> Result<u8> {
     Ok(0)
 }
 
-async fn update(ctx: &Invocation, args: &PrTextArgs) -> Result<u8> {
-    let PrTextArgs { session, repository, title, body } = args;
-    if title.is_none() && body.is_none() {
-        bail!(Advice::usage("nothing to change", "give --title or --body"));
+async fn update(ctx: &Invocation, args: &UpdatePrArgs) -> Result<u8> {
+    let PrTextArgs { session, repository, title, body } = &args.text;
+    let draft = draft(args.draft, args.ready);
+    if title.is_none() && body.is_none() && draft.is_none() {
+        let hint = "give --title, --body, --ready or --draft";
+        bail!(Advice::usage("nothing to change", hint));
     }
     let (client, id) = ctx.session(&session.session).await?;
     let (repository, title, body) = (repository.clone(), title.clone(), body.clone());
-    let update = UpdatePullRequest { repository, title, body };
+    let update = UpdatePullRequest { repository, title, body, draft };
     ctx.print.result(&client.pull_request_update(&id, &update).await?, line)?;
     Ok(0)
+}
+
+/// What the flags `--draft` and `--ready` ask for.
+fn draft(draft: bool, ready: bool) -> Option<bool> {
+    draft.then_some(true).or(ready.then_some(false))
 }
 
 async fn merge(ctx: &Invocation, args: &MergePrArgs) -> Result<u8> {

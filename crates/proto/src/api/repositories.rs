@@ -12,7 +12,7 @@ use crate::{
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct AddRepository {
-    /// Address of the git remote: an http or https URL, or one of `OWNER/NAME` (at github.com),
+    /// Address of the git remote: an http or https URL, or one of `OWNER/NAME` (at GitHub),
     /// `git@HOST:OWNER/NAME` and `ssh://git@HOST/PATH`, which are read over HTTPS.
     pub url: String,
     /// Name of the repository in Harvest: `NAME` or `OWNER/NAME`. What is absent is taken from the
@@ -286,6 +286,8 @@ pub struct UpdatePullRequest {
     /// The new description above the part that Harvest writes.
     #[cfg_attr(feature = "openapi", schema(max_length = 40000))]
     pub body: Option<String>,
+    /// Whether it is a draft from now on; `false` marks it as ready for review.
+    pub draft: Option<bool>,
 }
 
 /// `POST /v1/sessions/{id}/pr/merge`: merges a pull request on the local forge.

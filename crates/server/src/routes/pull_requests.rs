@@ -59,7 +59,7 @@ async fn pull_request_create(
     Ok(page(state.repositories.pull_request_create(&session, create).await?))
 }
 
-/// Changes the title or the description of an open pull request.
+/// Changes an open pull request: its title and description, and whether it is a draft.
 #[utoipa::path(patch, path = "/v1/sessions/{session}/pr", tag = "pull requests",
     request_body = UpdatePullRequest,
     responses((status = 200, body = SessionRepository,

@@ -257,7 +257,8 @@ impl Repositories {
     /// The normal form of a remote's URL, which is at a public address or on the own forge.
     pub(crate) fn checked_url(&self, url: &str) -> Result<String, SessionError> {
         let url = url.trim().trim_end_matches('/');
-        let url = self.current_url(&https_url(url).unwrap_or_else(|| url.to_owned()));
+        let url = https_url(url, self.shared.forge.names_at()).unwrap_or_else(|| url.to_owned());
+        let url = self.current_url(&url);
         if self.shared.forge.is_local(&url) {
             return Ok(url);
         }

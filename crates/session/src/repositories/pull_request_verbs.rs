@@ -98,7 +98,7 @@ impl Repositories {
         Ok(opened.into_iter().filter_map(|(name, pull)| self.shown(&record, &name, pull)).collect())
     }
 
-    /// Changes the title or the description of an open pull request.
+    /// Changes an open pull request: its title and description, and whether it is a draft.
     ///
     /// # Errors
     /// When there is none, or the forge refuses.
@@ -107,7 +107,7 @@ impl Repositories {
         session: &SessionId,
         update: UpdatePullRequest,
     ) -> Result<SessionRepository, SessionError> {
-        let UpdatePullRequest { repository, title, body } = update;
+        let UpdatePullRequest { repository, title, body, draft } = update;
         let (record, found) = self.known_pull(session, repository.as_ref()).await?;
         let remote = remote_of(&self.shared, &record, &found.repository).await;
         let current = self.shared.forge.pull_request(&remote, found.pull.number).await;
@@ -117,6 +117,16 @@ impl Repositories {
             let what = format!("pull request {} is {}", current.number, current.state);
             let hint = "`harvest pr create SESSION` opens another one";
             return Err(SessionError::conflict("not_open", what, hint));
+        }
+        if let Some(draft) = draft {
+            let changed = self.shared.forge.set_draft(&remote, current.number, draft).await;
+            let changed = changed.map_err(|failure| refusal(failure, "change the pull request"))?;
+            self.record_state(session, &found.repository.name, &found.pull, &changed).await?;
+            if title.is_none() && body.is_none() {
+                let pull = PullRequest { draft: changed.draft, ..found.pull };
+                let shown = self.shown(&record, &found.repository.name, pull);
+                return shown.ok_or_else(|| SessionError::missing("checkout"));
+            }
         }
         let checkout = record.checkouts.iter().find(|one| one.repository == found.repository.name);
         let checkout = checkout.ok_or_else(|| SessionError::missing("checkout"))?;

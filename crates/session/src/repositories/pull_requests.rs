@@ -72,7 +72,7 @@ pub(super) async fn open_after_push(
     match open(shared, work, &PullRequestText::default(), None).await {
         Ok(pull) => Ok(Some(pull)),
         Err(OpenError::Store(error)) => Err(other(error)),
-        Err(OpenError::Forge(failure)) if failure.is_brief() => Err(other(failure)),
+        Err(OpenError::Forge(failure)) if failure.may_pass() => Err(other(failure)),
         Err(OpenError::Forge(failure)) => {
             let writes = vec![event(skipped(work, &failure, "no pull request was opened"))];
             write(shared, &work.record.session.id, writes).await.map_err(other)?;
@@ -118,7 +118,7 @@ pub(super) async fn publish_evidence(
     }
     failed.extend(set_status(shared, work, evidence).await.err());
     for failure in failed {
-        if failure.is_brief() {
+        if failure.may_pass() {
             return Err(other(failure));
         }
         writes.push(event(skipped(work, &failure, "the check's result is not shown there")));

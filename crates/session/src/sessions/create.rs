@@ -12,7 +12,7 @@ use harvest_proto::{
         RepositoryConfig, ServiceModels, Session, SetNetworkRule, UnusableModel, UseRepository,
     },
     bridge::Author,
-    repository_address::{https_url, is_same_url, of_ssh},
+    repository_address::{is_same_url, is_short, of_ssh},
     repository_name::InvalidRepositoryRef,
 };
 use harvest_store::{AgentChoice, NewCheckout, NewPrompt, NewSession, Removal, RuleOwner, Write};
@@ -349,7 +349,7 @@ impl Sessions {
             (Some(name), _) => match repositories.resolve(name).await {
                 Ok(name) => return repositories.get(&name).await.map(Some),
                 // `OWNER/NAME` is also an address.
-                Err(SessionError::NotFound { .. }) if https_url(name).is_some() => name.as_str(),
+                Err(SessionError::NotFound { .. }) if is_short(name) => name.as_str(),
                 Err(error) => return Err(error),
             },
             (None, url) => url.as_deref().unwrap_or_default(),

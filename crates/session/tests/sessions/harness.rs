@@ -195,6 +195,18 @@ impl Forge for RecordingPulls {
         Ok(pull.clone())
     }
 
+    async fn set_draft(
+        &self,
+        repository: &RemoteRepository,
+        number: u64,
+        draft: bool,
+    ) -> Result<PullRequest, ForgeFailure> {
+        let mut open = self.open.lock().unwrap();
+        let pull = open.get_mut(&repository.url).ok_or(ForgeFailure::NoPullRequest { number })?;
+        pull.draft = draft;
+        Ok(pull.clone())
+    }
+
     async fn merge_pull_request(
         &self,
         _repository: &RemoteRepository,

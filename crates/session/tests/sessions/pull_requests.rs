@@ -258,3 +258,15 @@ async fn forged_webhook_changes_nothing() {
     let kept = work.harness.store.webhook_list().await.unwrap();
     assert_eq!(kept.iter().map(|one| one.event.as_str()).collect::<Vec<_>>(), ["check_run"]);
 }
+
+#[tokio::test]
+async fn draft_is_made_ready_and_recorded() {
+    let work = Pushed::on_demo(Some(PullRequestMode::Draft)).await;
+    work.reviewed().await;
+    for draft in [false, true] {
+        let update = UpdatePullRequest { draft: Some(draft), ..Default::default() };
+        let updated = work.repositories().pull_request_update(&work.session.id, update).await;
+        assert_eq!(updated.unwrap().pr.unwrap().draft, draft);
+        assert_eq!(work.known().await.unwrap().draft, draft);
+    }
+}

@@ -47,6 +47,7 @@ mod network_rules;
 mod opencode;
 mod opencode_server;
 mod own_branch;
+mod plain_remote;
 mod prompt_options;
 mod prompt_to_pull_request;
 mod quickstart;

@@ -315,7 +315,7 @@ pub(super) async fn update(
     if open == Some(true) && current.pull.state == PullRequestState::Merged {
         return Err(RestError::custom("PullRequest", "state cannot be changed."));
     }
-    let change = PullChange { title, body, base, open };
+    let change = PullChange { title, body, base, open, draft: None };
     let changed =
         access.forge.change_pull_record(&access.name, number, change, &access.login).await;
     let record = changed.map_err(|error| refused(error, &current.pull.branch))?;

@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use harvest_proto::{
     api::{AddRepository, BuildRepository, Repository, RepositoryConfig, UpdateRepository},
-    repository_address::{ADDRESS_FORMS, https_url},
+    repository_address::{ADDRESS_FORMS, is_short, of_ssh},
 };
 use serde_json::json;
 
@@ -134,7 +134,9 @@ async fn add(
     let folder = Path::new(&request.url);
     if !folder.is_dir() || request.url.contains("://") {
         let address = &request.url;
-        if folder.exists() || !(address.contains("://") || https_url(address).is_some()) {
+        if folder.exists()
+            || !(address.contains("://") || of_ssh(address).is_some() || is_short(address))
+        {
             let what = match address.contains(':') {
                 true => format!("`{address}` is no address of a repository"),
                 false => format!("there is no folder `{address}`"),
