@@ -26,8 +26,8 @@ pub(crate) use sandbox::{
 pub(crate) use server::{ApiArgs, CompletionArgs, ConfigArgs, CreateTokenArgs, TokenCommand};
 pub(crate) use session::{
     ArtifactsArgs, BudgetArgs, CreatePrArgs, DiffArgs, EventsArgs, ForkArgs, LogsArgs, LsArgs,
-    MergePrArgs, PrCommand, PrTextArgs, PromptArgs, QueueCommand, RestoreArgs, RmArgs, RunArgs,
-    SendArgs, StatsArgs, UpdatePrArgs,
+    MergePrArgs, PrCommand, PrTextArgs, PromptArgs, PullArgs, QueueCommand, RestoreArgs, RmArgs,
+    RunArgs, SendArgs, StatsArgs, UpdatePrArgs,
 };
 
 /// Background coding agents on machines you own: a prompt goes in, a tested pull request comes out.
@@ -161,6 +161,8 @@ pub(crate) enum Command {
     Shell(ShellArgs),
     /// Copy files into or out of a sandbox
     Cp(CpArgs),
+    /// Bring a session's branch into a folder, as a branch
+    Pull(PullArgs),
     /// Show, open, change and merge a session's pull requests
     #[command(subcommand)]
     Pr(PrCommand),

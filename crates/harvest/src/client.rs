@@ -12,7 +12,8 @@ use harvest_proto::{
     PromptId, Secret,
     api::{Page, Problem},
 };
-use harvest_server::in_process::{ByteStream, RequestBody};
+pub(crate) use harvest_server::in_process::ByteStream;
+use harvest_server::in_process::RequestBody;
 use reqwest::{
     Method, RequestBuilder, Response, StatusCode,
     header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue},

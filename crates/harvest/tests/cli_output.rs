@@ -38,7 +38,7 @@ const SESSIONS: &[&str] = &[
     "archive",
     "rm",
 ];
-const HISTORY: &[&str] = &["turns", "diff", "logs", "events", "artifacts", "pr"];
+const HISTORY: &[&str] = &["turns", "diff", "logs", "events", "artifacts", "pull", "pr"];
 const SANDBOXES: &[&str] = &["exec", "shell", "cp", "sandbox"];
 const STORAGE: &[&str] = &["image", "snapshot", "volume", "df", "gc"];
 const REPOSITORIES: &[&str] =

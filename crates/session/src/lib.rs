@@ -80,4 +80,4 @@ pub use repositories::{ALL_AGENTS, Repositories, WebhookRefusal, default_image};
 pub use retention::Retention;
 pub use sandboxes::{Limits, Sandboxes};
 pub use server_parts::{Config, Dependencies, ServerParts};
-pub use sessions::{CreatedUnderKey, DiffRange, MAX_FORKS, ServerStats, Sessions};
+pub use sessions::{CreatedUnderKey, DiffRange, MAX_FORKS, ServerStats, SessionBundle, Sessions};

@@ -31,7 +31,7 @@ pub(crate) const TOPICS: &[(&str, &[&str])] = &[
             "rm",
         ],
     ),
-    ("History and changes", &["turns", "diff", "logs", "events", "artifacts", "pr"]),
+    ("History and changes", &["turns", "diff", "logs", "events", "artifacts", "pull", "pr"]),
     (
         "Repositories and access",
         &["repo", "schedule", "memory", "secret", "models", "budget", "stats", "net", "token"],
@@ -82,6 +82,7 @@ const EXAMPLES: &[(&str, &str)] = &[
     ("exec", "harvest exec -- python3 -V\nharvest exec - -- pytest -q"),
     ("shell", "harvest shell -"),
     ("cp", "harvest cp -r -:/workspace/app/dist .\nharvest cp data.csv sbx_4kq:/tmp/"),
+    ("pull", "harvest pull -\nharvest pull 4kq --into ~/src/app --as try-harvest"),
     ("pr show", "harvest pr show -"),
     ("pr create", "harvest pr create - --title \"Fix the login\" --draft"),
     ("pr update", "harvest pr update - --body \"Fixes #12\"\nharvest pr update - --ready"),

@@ -1,5 +1,7 @@
 //! Arguments of the verbs about sessions.
 
+use std::path::PathBuf;
+
 use clap::{Args, Subcommand, builder::PossibleValuesParser};
 
 use harvest_proto::{
@@ -261,6 +263,21 @@ pub(crate) struct EventsArgs {
     /// Include long tool inputs and outputs in full, not only their first and last part
     #[arg(long)]
     pub(crate) full: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PullArgs {
+    #[command(flatten)]
+    pub(crate) session: SessionArg,
+    /// The clone that gets the branch [default: the folder that the repository was added from]
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) into: Option<PathBuf>,
+    /// The name of the branch there [default: that of the session's branch]
+    #[arg(long = "as", value_name = "NAME")]
+    pub(crate) r#as: Option<BranchName>,
+    /// One of the session's repositories: OWNER/NAME, or NAME
+    #[arg(short, long, value_name = "REPOSITORY")]
+    pub(crate) repository: Option<RepositoryRef>,
 }
 
 #[derive(Debug, Subcommand)]

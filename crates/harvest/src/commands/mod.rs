@@ -28,6 +28,7 @@ mod models;
 mod net;
 mod pause;
 mod pr;
+mod pull;
 mod queue;
 mod quickstart;
 mod repo;
@@ -95,6 +96,7 @@ pub(crate) async fn run(ctx: &Invocation, command: Option<Command>) -> Result<u8
         Command::Fork(args) => fork::run(ctx, args).await,
         Command::Restore(args) => restore::run(ctx, &args).await,
         Command::Sync(args) => sync::run(ctx, &args).await,
+        Command::Pull(args) => pull::run(ctx, &args).await,
         Command::Terminate(args) => terminate::run(ctx, &args).await,
         Command::Archive(args) => archive::run(ctx, &args).await,
         Command::Rm(args) => rm::run(ctx, &args).await,

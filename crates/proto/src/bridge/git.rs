@@ -105,6 +105,14 @@ pub enum GitQuery {
         /// Paths start with the name of the repository.
         prefixed: bool,
     },
+    /// A bundle with the commits of a branch that `origin`'s base branch lacks; empty if there are
+    /// none. The fault `NotFound` means that there is no such branch.
+    Bundle {
+        /// The local branch.
+        branch: BranchName,
+        /// The base branch of the remote.
+        base: Option<BranchName>,
+    },
     /// A pack with the objects of a saved tree.
     Pack {
         /// The tree.

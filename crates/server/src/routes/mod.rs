@@ -4,6 +4,7 @@
 mod artifacts;
 mod blobs;
 mod budgets;
+mod bundles;
 mod events;
 mod exec;
 mod files;
@@ -45,6 +46,7 @@ pub(crate) fn routes() -> Routes<ServerState> {
         sessions::routes(),
         prompts::routes(),
         turns::routes(),
+        bundles::routes(),
         snapshots::routes(),
         retention::routes(),
         events::routes(),

@@ -365,7 +365,7 @@ impl CheckoutDiff<'_> {
         let sandboxes = &self.sessions.shared.sandboxes;
         let (id, owner) = (SandboxId::random(), compute_owner(&self.history.record));
         let started = EphemeralSandbox::start(sandboxes, id, from, None, owner).await;
-        started.map_err(not_started)
+        started.map_err(|error| not_started("diff_failed", error))
     }
 }
 
@@ -374,11 +374,11 @@ fn failed(error: TreeError) -> SessionError {
     SessionError::conflict("diff_failed", error_chain(&error), hint)
 }
 
-fn not_started(error: EphemeralError) -> SessionError {
+pub(super) fn not_started(code: &'static str, error: EphemeralError) -> SessionError {
     match error {
         EphemeralError::Sandbox(error) if !matches!(error, SandboxError::Bridge(_)) => error.into(),
         other => SessionError::conflict(
-            "diff_failed",
+            code,
             error_chain(&other),
             "try again; `harvest doctor` checks this machine",
         ),

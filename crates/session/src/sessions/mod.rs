@@ -3,6 +3,7 @@
 mod artifacts;
 mod attachments;
 mod budgets;
+mod bundles;
 mod children;
 mod create;
 mod diffs;
@@ -51,6 +52,7 @@ use crate::{
     wall_clock::now,
 };
 
+pub use bundles::SessionBundle;
 pub use diffs::DiffRange;
 pub use forks::MAX_FORKS;
 pub use idempotency::CreatedUnderKey;

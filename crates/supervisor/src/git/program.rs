@@ -73,6 +73,7 @@ fn run(checkout: &str, job: &str) -> Result<(), JobError> {
         Job::Query(GitQuery::Compare { from, to, format, prefixed }) => {
             trees.compare([&from, &to], format, &prefix(prefixed))
         }
+        Job::Query(GitQuery::Bundle { branch, base }) => trees.bundle(&branch, base.as_deref()),
         Job::Query(GitQuery::Pack { tree, base }) => trees.pack(&tree, base.as_deref()),
         Job::Unpack => trees.unpack(),
         Job::Carry(_) => Ok(()),

@@ -54,9 +54,11 @@ fn check_ids(request: &GitRequest) -> Result<(), Fault> {
         GitRequest::Query { query: GitQuery::Pack { tree, base }, .. } => {
             &[Some(tree), base.as_ref()]
         }
-        GitRequest::Head { .. } | GitRequest::SetBranch { .. } | GitRequest::UnpackTree { .. } => {
-            &[]
-        }
+        // Their names are checked as they are parsed.
+        GitRequest::Query { query: GitQuery::Bundle { .. }, .. }
+        | GitRequest::Head { .. }
+        | GitRequest::SetBranch { .. }
+        | GitRequest::UnpackTree { .. } => &[],
     };
     match ids.iter().flatten().find(|id| !is_object_id(id)) {
         Some(id) => Err(Fault::invalid(format!("`{id}` is not an object id"))),

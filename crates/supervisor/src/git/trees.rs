@@ -148,6 +148,26 @@ impl CheckoutTrees {
         check(&command, packing.wait())
     }
 
+    /// Prints a bundle of the commits of a branch that the remote's base lacks, if there are any.
+    pub(super) fn bundle(&self, branch: &str, base: Option<&str>) -> Result<(), JobError> {
+        let branch = format!("refs/heads/{branch}");
+        let exists = |reference: &str| {
+            let commit = format!("{reference}^{{commit}}");
+            succeed(self.git(&["cat-file", "-e", &commit]).stderr(Stdio::null())).is_ok()
+        };
+        if !exists(&branch) {
+            return Err(JobError::ObjectsMissing);
+        }
+        let base = base.map(|base| format!("refs/remotes/origin/{base}"));
+        let base = base.filter(|base| exists(base)).map(|base| format!("^{base}"));
+        let range: Vec<&str> = [branch.as_str()].into_iter().chain(base.as_deref()).collect();
+        let mut first = self.git(&["rev-list", "--max-count=1"]);
+        if stdout_of(first.args(&range))?.is_empty() {
+            return Ok(());
+        }
+        succeed(self.git(&["bundle", "create", "--quiet", "-"]).args(&range))
+    }
+
     /// Adds the objects of the pack on stdin to the store.
     pub(super) fn unpack(&self) -> Result<(), JobError> {
         succeed(self.git(&["unpack-objects", "-q"]).stdin(Stdio::inherit()))

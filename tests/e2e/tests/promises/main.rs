@@ -50,6 +50,7 @@ mod own_branch;
 mod plain_remote;
 mod prompt_options;
 mod prompt_to_pull_request;
+mod pull;
 mod quickstart;
 mod recovery;
 mod repositories;
