@@ -23,7 +23,9 @@ pub(crate) use repo::{RepoCommand, RepoSetting, ScheduleCommand};
 pub(crate) use sandbox::{
     CopySide, CreateArgs, ExecArgs, Net, NetFlags, SandboxCommand, SnapshotCommand, VolumeCommand,
 };
-pub(crate) use server::{ApiArgs, CompletionArgs, ConfigArgs, CreateTokenArgs, TokenCommand};
+pub(crate) use server::{
+    ApiArgs, CompletionArgs, ConfigArgs, CreateTokenArgs, SetUserArgs, TokenCommand, UserCommand,
+};
 pub(crate) use session::{
     ArtifactsArgs, BudgetArgs, CreatePrArgs, DiffArgs, EventsArgs, ForkArgs, LogsArgs, LsArgs,
     MergePrArgs, PrCommand, PrTextArgs, PromptArgs, PullArgs, QueueCommand, RestoreArgs, RmArgs,
@@ -190,6 +192,9 @@ pub(crate) enum Command {
     /// Manage access tokens
     #[command(subcommand)]
     Token(TokenCommand),
+    /// Show users, and limit members' own sandboxes
+    #[command(subcommand)]
+    User(UserCommand),
     /// Send any request to the server and print its response
     Api(ApiArgs),
     /// Offer sessions as MCP tools to an agent: standard input and output

@@ -17,14 +17,14 @@ use self::{
     activity::ActivityTracker,
     highlight::highlight,
     markdown::Markdown,
-    text::{describe_agent_exit, describe_snapshot_kind, indent_continuation, with_tail},
+    text::{describe_agent_exit, indent_continuation, with_tail},
     tool::ResultSummary,
 };
 pub(crate) use self::{
     activity::{Activity, phase_label},
     markdown::markdown_text,
     syncs::synced_checkout,
-    text::{describe_exit, first_line, short_commit, truncate},
+    text::{describe_exit, describe_snapshot_kind, first_line, short_commit, truncate},
 };
 use crate::{
     printer::human_millis,

@@ -540,6 +540,8 @@ pub enum SnapshotKind {
     Turn,
     /// The session was paused, by a user or because it was idle.
     Pause,
+    /// A user asked for it; the session went on.
+    Request,
     /// The sandbox died; the snapshot is the disk it left.
     Recovered,
     /// A repository was built.

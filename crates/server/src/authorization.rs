@@ -2,12 +2,12 @@
 //! roles.
 //!
 //! Admins may do everything. Members see all sessions, create sessions, and change and delete their
-//! own. Shared resources (secrets, images, standalone sandboxes, the tokens of others) are for
-//! admins.
+//! own. They have standalone sandboxes within their limits, and see only those. Shared resources
+//! (secrets, images, volumes, the tokens of others) are for admins.
 
 use axum::http::StatusCode;
 use harvest_proto::{
-    SessionId, SnapshotId,
+    SandboxId, SessionId, SnapshotId,
     api::{Role, Token},
     bridge::Author,
 };
@@ -67,6 +67,12 @@ pub(crate) async fn check(
 
 /// The owner of the resource in the path.
 async fn owner(state: &ServerState, token: &Token, path: &RoutePath) -> Result<Owner, ApiError> {
+    if let Some(sandbox) = path.parameter("{sandbox}") {
+        let Ok(sandbox) = sandbox.parse::<SandboxId>() else { return Err(no_sandbox()) };
+        let made_by = state.sandboxes.made_by(&sandbox).await?;
+        let own = made_by.is_some_and(|email| email.eq_ignore_ascii_case(&token.user.email));
+        return Ok(if own { Owner::Requester } else { Owner::Other });
+    }
     let owner = if let Some(session) = path.parameter("{session}") {
         // The raw path: an id with percent escapes, which the router would decode, is rejected
         // here.
@@ -137,9 +143,15 @@ fn not_found() -> ApiError {
         .hint("`harvest ls` lists sessions")
 }
 
+fn no_sandbox() -> ApiError {
+    ApiError::new(StatusCode::NOT_FOUND, "not_found", "there is no such sandbox")
+        .hint("`harvest sandbox ls` lists your sandboxes")
+}
+
 fn forbidden(access: Access, path: &RoutePath) -> ApiError {
     match access {
         Access::Change if path.parameter("{token}").is_some() => not_owner("token"),
+        Access::Change if path.parameter("{sandbox}").is_some() => not_owner("sandbox"),
         Access::Change => not_owner("session"),
         _ => admins_only(),
     }
@@ -181,7 +193,7 @@ mod tests {
         let routes = crate::routes::routes();
         for (method, path, _) in routes.rules().filter(|(.., rule)| rule.access == Change) {
             assert!(
-                path.contains("{session}") || path.contains("{token}"),
+                ["{session}", "{sandbox}", "{token}"].iter().any(|name| path.contains(name)),
                 "{method:?} {path} is `Change`, but its resource has no owner"
             );
         }

@@ -1,7 +1,7 @@
 //! The HTTP API: routes, SSE, WebSockets, authentication, OpenAPI. It translates between HTTP and
 //! `session` and makes no decisions; it never sees the store or a provider.
 //!
-//! Order of the middleware: `problem::assign_request_id`, `metrics::count`, `problem::render`
+//! Order of the middleware: `session_keys::resolve`, `problem::assign_request_id`, `metrics::count`, `problem::render`
 //! (errors become problem documents), `host_check::require_host`, `auth::require_token` (with the
 //! rules of `authorization`), `detach_writes`, `idempotency::idempotent`, then a handler under
 //! `routes/`. The last three follow from the rule that each route declares (`routes/route.rs`).
@@ -22,6 +22,7 @@ mod problem;
 mod rate_limit;
 mod route_path;
 mod routes;
+mod session_keys;
 mod stream;
 mod validate;
 mod websocket;
@@ -119,14 +120,18 @@ pub fn router(state: ServerState) -> Router {
         .method_not_allowed_fallback(routes::method_not_allowed)
         .layer(DefaultBodyLimit::max(extract::MAX_BODY_BYTES))
         .with_state(state.clone());
-    Router::new()
+    let app = Router::new()
         .merge(mcp::routes(&api, &state.shutdown))
         .nest("/forge", state.forge.clone().layer(middleware::map_response(mark_accepted)))
         .merge(api)
         .layer(middleware::from_fn_with_state(state.clone(), host_check::require_host))
         .layer(middleware::from_fn_with_state(true, problem::render))
-        .layer(middleware::from_fn_with_state(state, metrics::count))
-        .layer(middleware::from_fn(problem::assign_request_id))
+        .layer(middleware::from_fn_with_state(state.clone(), metrics::count))
+        .layer(middleware::from_fn(problem::assign_request_id));
+    // Around the router: a layer inside would see the path after it was routed.
+    Router::new()
+        .fallback_service(app)
+        .layer(middleware::from_fn_with_state(state, session_keys::resolve))
 }
 
 /// The forge checks its tokens itself, and every success of it had a valid one.

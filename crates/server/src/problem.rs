@@ -128,6 +128,7 @@ fn sandbox_status(error: &SandboxError) -> StatusCode {
         SandboxError::NotRunning { .. }
         | SandboxError::Conflict { .. }
         | SandboxError::NoSpace { .. } => StatusCode::CONFLICT,
+        SandboxError::NotAllowed { .. } => StatusCode::FORBIDDEN,
         SandboxError::Invalid { .. } => StatusCode::UNPROCESSABLE_ENTITY,
         SandboxError::LimitReached { limit: Limit::Closed, .. } => StatusCode::SERVICE_UNAVAILABLE,
         SandboxError::LimitReached { .. } => StatusCode::TOO_MANY_REQUESTS,

@@ -1,9 +1,12 @@
 //! The context that sessions and their drivers share.
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+};
 
 use harvest_gateway::vault::Vault;
-use harvest_proto::api::Session;
+use harvest_proto::{SnapshotId, api::Session};
 use harvest_store::{Lease, Store};
 
 use crate::{
@@ -27,10 +30,40 @@ pub(crate) struct Shared {
     pub(crate) removals: Arc<Removals>,
     pub(crate) artifacts: Arc<ArtifactFiles>,
     pub(crate) retention: Arc<RetentionEnforcer>,
+    /// Snapshots that are taken for a user and have no row yet.
+    pub(crate) pending_snapshots: PendingSnapshots,
     /// Set when the sessions are open.
     pub(crate) tool_host: OnceLock<FindToolHost>,
     /// Held while an agent creates a session, so that the limits below its root hold.
     pub(crate) spawning: RootLocks,
+}
+
+/// Snapshots between their capture and their row in the store: they are not orphans.
+#[derive(Default)]
+pub(crate) struct PendingSnapshots(Mutex<HashSet<SnapshotId>>);
+
+/// Removes the snapshot from the set on drop.
+pub(crate) struct PendingSnapshot<'a>(&'a PendingSnapshots, SnapshotId);
+
+impl PendingSnapshots {
+    fn set(&self) -> MutexGuard<'_, HashSet<SnapshotId>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn add(&self, snapshot: &SnapshotId) -> PendingSnapshot<'_> {
+        self.set().insert(snapshot.clone());
+        PendingSnapshot(self, snapshot.clone())
+    }
+
+    pub(crate) fn all(&self) -> HashSet<SnapshotId> {
+        self.set().clone()
+    }
+}
+
+impl Drop for PendingSnapshot<'_> {
+    fn drop(&mut self) {
+        self.0.set().remove(&self.1);
+    }
 }
 
 impl Shared {

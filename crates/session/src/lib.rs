@@ -70,7 +70,9 @@ pub use error::SessionError;
 pub use error_chain::error_chain;
 pub use harvest_forge::{Forge, WebhookError, WebhookHeaders};
 pub use harvest_gateway::{DoorListener, DoorObserver, DoorSocket, DoorStream};
-pub use harvest_store::{BudgetOwner, Claim, Lease, RuleOwner, SessionFilter, Store, StoreError};
+pub use harvest_store::{
+    BudgetOwner, Claim, Lease, RuleOwner, SessionFilter, SessionKey, Store, StoreError,
+};
 pub use history::HistoryLimits;
 pub use ledger::StoreLedger;
 pub use metrics::{Histogram, MetricCounts};
@@ -80,4 +82,6 @@ pub use repositories::{ALL_AGENTS, Repositories, WebhookRefusal, default_image};
 pub use retention::Retention;
 pub use sandboxes::{Limits, Sandboxes};
 pub use server_parts::{Config, Dependencies, ServerParts};
-pub use sessions::{CreatedUnderKey, DiffRange, MAX_FORKS, ServerStats, SessionBundle, Sessions};
+pub use sessions::{
+    CreatedUnderKey, DiffRange, MAX_FORKS, RestorePoint, ServerStats, SessionBundle, Sessions,
+};

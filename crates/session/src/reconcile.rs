@@ -131,9 +131,10 @@ async fn of_sessions(
 }
 
 /// Every snapshot in use, including ones still to be taken. A snapshot moves from a driver's state
-/// to the table in one transaction, so the states are read first.
+/// to the table in one transaction, so the states are read first, and so are those that a request
+/// takes.
 async fn referenced_snapshots(shared: &Shared) -> Result<HashSet<SnapshotId>, SessionError> {
-    let mut referenced = HashSet::new();
+    let mut referenced = shared.pending_snapshots.all();
     shared.store.session_each_state(|state| referenced.extend(mentioned_snapshots(state))).await?;
     referenced.extend(shared.store.snapshot_of_builds().await?);
     referenced.extend(shared.store.snapshot_ids().await?);
@@ -221,6 +222,7 @@ mod tests {
                 id: id.clone(),
                 kind,
                 turn: Some(1),
+                name: None,
                 pinned: false,
                 gone,
                 durable: true,

@@ -328,6 +328,7 @@ mod tests {
             id,
             kind: SnapshotKind::Turn,
             turn: None,
+            name: None,
             pinned,
             gone: false,
             durable: true,

@@ -19,7 +19,7 @@ use crate::{
     artifacts::ArtifactFiles,
     check_slots::CheckSlots,
     compute_meter::ComputeMeter,
-    context::Shared,
+    context::{PendingSnapshots, Shared},
     doors::Doors,
     error::SessionError,
     monotonic_clock::MonotonicClock,
@@ -191,6 +191,7 @@ async fn shared(
         removals,
         artifacts,
         retention: Arc::new(retention),
+        pending_snapshots: PendingSnapshots::default(),
         tool_host: OnceLock::new(),
         spawning: RootLocks::default(),
     })

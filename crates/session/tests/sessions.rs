@@ -35,6 +35,8 @@ mod pull_requests;
 mod reads;
 #[path = "sessions/removal.rs"]
 mod removal;
+#[path = "sessions/requested_snapshots.rs"]
+mod requested_snapshots;
 #[path = "sessions/restarts.rs"]
 mod restarts;
 #[path = "sessions/schedule.rs"]
@@ -79,8 +81,8 @@ use harvest_proto::{
 };
 use harvest_providers::{Fake, contract, fake::FakeOp};
 use harvest_session::{
-    Config, Dependencies, DoorObserver, Doors, Lease, ServerParts, SessionError, Sessions, Store,
-    StoreLedger,
+    Config, Dependencies, DoorObserver, Doors, Lease, RestorePoint, ServerParts, SessionError,
+    SessionKey, Sessions, Store, StoreLedger,
     sandboxes::{ExecLines, SandboxProvider, SandboxSpec, StartFrom, StateVolume, TerminalRequest},
     timeouts::Timeouts,
 };

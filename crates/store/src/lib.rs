@@ -48,6 +48,7 @@ mod snapshots;
 mod target;
 mod tokens;
 mod turns;
+mod user_limits;
 mod webhooks;
 mod write;
 
@@ -74,10 +75,11 @@ pub use removals::Removal;
 pub use secret_uses::NewSecretUse;
 pub use secrets::{SealedSecret, SecretBinding};
 pub use sessions::{
-    DriverState, NewSession, SessionCursor, SessionFilter, SessionPage, SessionRecord,
+    DriverState, NewSession, SessionCursor, SessionFilter, SessionKey, SessionPage, SessionRecord,
     SessionSummary,
 };
 pub use turns::TurnTree;
+pub use user_limits::GivenLimits;
 pub use webhooks::WebhookDelivery;
 pub use write::{Committed, Write};
 

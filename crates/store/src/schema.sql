@@ -12,6 +12,7 @@ CREATE TABLE leases (
 CREATE TABLE sessions (
     id TEXT PRIMARY KEY,
     key TEXT,
+    key_owner TEXT,
     title TEXT NOT NULL,
     state TEXT NOT NULL,
     reason TEXT NOT NULL,
@@ -54,7 +55,7 @@ CREATE INDEX sessions_by_state ON sessions (state, created_at, id);
 
 CREATE INDEX sessions_at_work ON sessions (id) WHERE resting = 0;
 
-CREATE UNIQUE INDEX sessions_by_key ON sessions (key) WHERE key IS NOT NULL;
+CREATE UNIQUE INDEX sessions_by_key ON sessions (key_owner, key) WHERE key IS NOT NULL;
 
 CREATE TABLE pool_members (
     session TEXT PRIMARY KEY,
@@ -229,6 +230,7 @@ CREATE TABLE snapshots (
     turn BIGINT,
     pinned BIGINT NOT NULL DEFAULT 0,
     gone BIGINT NOT NULL DEFAULT 0,
+    name TEXT,
     created_at BIGINT NOT NULL,
     PRIMARY KEY (session, id)
 );
@@ -244,6 +246,15 @@ CREATE TABLE pull_requests (
 );
 
 CREATE INDEX pull_requests_by_state ON pull_requests (state);
+
+CREATE TABLE user_limits (
+    email TEXT PRIMARY KEY,
+    sandboxes BIGINT,
+    memory_bytes BIGINT,
+    cpu_millis_per_second BIGINT,
+    writable_bytes BIGINT,
+    lifetime_secs BIGINT
+);
 
 CREATE TABLE webhook_deliveries (
     id TEXT PRIMARY KEY,

@@ -168,6 +168,7 @@ fn read(row: &DbRow) -> Result<Snapshot, StoreError> {
         turn: row::count_optional(row, "turn")?,
         pinned: row::count::<u64>(row, "pinned")? != 0,
         gone: row::count::<u64>(row, "gone")? != 0,
+        name: row::optional(row, "name")?,
         // Only the provider knows.
         durable: false,
         created_at: row::time(row, "created_at")?,
@@ -198,6 +199,18 @@ pub(crate) async fn insert(
         .query("UPDATE turns SET snapshot = $3 WHERE session = $1 AND id = $2")
         .bind(turn)
         .bind(snapshot.to_string());
+    target.execute(query).await.map(drop)
+}
+
+pub(crate) async fn name(
+    target: &mut Target<'_>,
+    snapshot: &SnapshotId,
+    name: String,
+) -> Result<(), StoreError> {
+    let query = target
+        .query("UPDATE snapshots SET name = $3, pinned = 1 WHERE session = $1 AND id = $2")
+        .bind(snapshot.to_string())
+        .bind(name);
     target.execute(query).await.map(drop)
 }
 

@@ -101,6 +101,11 @@ pub enum Write {
         turn: Option<TurnId>,
         at: Timestamp,
     },
+    /// Names a snapshot of the session, and pins it.
+    SnapshotName {
+        snapshot: SnapshotId,
+        name: String,
+    },
     /// Adds another session's snapshot as the start of this session. The snapshot must still exist.
     SnapshotShare {
         snapshot: SnapshotId,
@@ -290,6 +295,7 @@ async fn apply_one(target: &mut Target<'_>, write: Write) -> Result<(), StoreErr
         Write::SnapshotInsert { snapshot, kind, turn, at } => {
             snapshots::insert(target, &snapshot, kind, turn.as_ref(), at).await
         }
+        Write::SnapshotName { snapshot, name } => snapshots::name(target, &snapshot, name).await,
         Write::SnapshotShare { snapshot, at } => snapshots::share(target, &snapshot, at).await,
         Write::PoolClaim => pool::claim(target).await,
         Write::ChildOf(lineage) => children::insert(target, lineage).await,

@@ -271,8 +271,19 @@ pub(crate) struct CreateArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum SnapshotCommand {
-    /// List snapshots, newest first
-    Ls,
+    /// Take a snapshot of a session, which goes on; prints its id
+    Create {
+        /// The session: an id, an id prefix, a key, or `-` for the newest
+        session: String,
+        /// A name for it; retention keeps named snapshots
+        #[arg(long, value_name = "NAME")]
+        name: Option<String>,
+    },
+    /// List snapshots: all of this machine, newest first, or those of a session
+    Ls {
+        /// The session whose snapshots are listed, oldest first
+        session: Option<String>,
+    },
     /// Protect a session's snapshot from retention
     Pin {
         /// The session and the turn [default: the current state]

@@ -1,7 +1,11 @@
-//! Arguments of the verbs about the server: `api`, `completion`, `config`, `token`.
+//! Arguments of the verbs about the server: `api`, `completion`, `config`, `token`, `user`.
+
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use clap_complete::Shell;
+
+use super::units::{Cores, Size};
 
 #[derive(Debug, Args)]
 pub(crate) struct ApiArgs {
@@ -61,4 +65,36 @@ pub(crate) struct CreateTokenArgs {
     /// `member` for others, your own role for yourself]
     #[arg(long, value_parser = ["admin", "member"])]
     pub(crate) role: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum UserCommand {
+    /// List users and what members may use for standalone sandboxes
+    Ls,
+    /// Set what a member may use for standalone sandboxes; without a limit, show it
+    Set(SetUserArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SetUserArgs {
+    /// The user's e-mail address
+    pub(crate) email: String,
+    /// Sandboxes at once, stopped ones included; 0 allows none
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) sandboxes: Option<u32>,
+    /// Memory of each
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory: Option<Size>,
+    /// CPU cores of each
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) cpus: Option<Cores>,
+    /// What each may write to its disk
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) disk: Option<Size>,
+    /// Stop each after this time, such as `8h`
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    pub(crate) lifetime: Option<Duration>,
+    /// Restore the defaults of all limits that are not given
+    #[arg(long)]
+    pub(crate) defaults: bool,
 }

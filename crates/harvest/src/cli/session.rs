@@ -204,8 +204,11 @@ pub(crate) struct DiffArgs {
 #[derive(Debug, Args)]
 pub(crate) struct RestoreArgs {
     /// The session and the turn; `-@2` is turn 2 of the newest, `@0` the start
-    #[arg(value_name = "SESSION@TURN")]
+    #[arg(value_name = "SESSION[@TURN]")]
     pub(crate) session: String,
+    /// A snapshot of the session instead of a turn, by name or id
+    #[arg(long, value_name = "SNAPSHOT")]
+    pub(crate) snapshot: Option<String>,
 }
 
 #[derive(Debug, Args)]

@@ -82,7 +82,7 @@ async fn set<T: serde::de::DeserializeOwned>(
 }
 
 /// A part of a path, with everything escaped that could end it.
-fn escaped(text: &str) -> String {
+pub(super) fn escaped(text: &str) -> String {
     let escape = |byte: u8| match byte {
         b'0'..=b'9' | b'A'..=b'Z' | b'a'..=b'z' | b'.' | b'_' | b'-' | b'@' => {
             char::from(byte).to_string()

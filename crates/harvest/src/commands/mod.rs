@@ -52,6 +52,7 @@ mod terminate;
 mod token;
 mod turns;
 mod up;
+mod user;
 mod volume;
 pub(crate) mod watch;
 pub(crate) mod zygote;
@@ -117,6 +118,7 @@ pub(crate) async fn run(ctx: &Invocation, command: Option<Command>) -> Result<u8
         Command::Memory(verb) => memory::run(ctx, verb).await,
         Command::Net(verb) => net::run(ctx, &verb).await,
         Command::Token(verb) => token::run(ctx, verb).await,
+        Command::User(verb) => user::run(ctx, verb).await,
         Command::Api(args) => api::run(ctx, args).await,
         Command::Mcp => mcp::run(ctx).await,
         Command::Completion(_) | Command::Help(_) | Command::Version => {

@@ -1,29 +1,32 @@
-//! `harvest snapshot`: lists, pins and removes snapshots.
+//! `harvest snapshot`: takes, lists, pins and removes snapshots.
 
 use anyhow::{Result, bail};
 use harvest_proto::{
     SessionId,
-    api::{Page, PinSnapshot, Snapshot, SnapshotOwner, StoredSnapshot},
+    api::{CreateSnapshot, Page, PinSnapshot, Snapshot, SnapshotOwner, StoredSnapshot},
 };
 use reqwest::Method;
 use serde_json::json;
 
 use super::ls::age;
 use crate::{
-    Invocation, backend::Backend, cli::SnapshotCommand, confirm, printer::Advice, resolve,
+    Invocation, backend::Backend, cli::SnapshotCommand, confirm, printer::Advice,
+    render::describe_snapshot_kind, resolve,
 };
 
 pub(crate) async fn run(ctx: &Invocation, verb: &SnapshotCommand) -> Result<u8> {
-    if let SnapshotCommand::Pin { at } | SnapshotCommand::Unpin { at } = verb {
-        return pin(ctx, at, matches!(verb, SnapshotCommand::Pin { .. })).await;
+    match verb {
+        SnapshotCommand::Create { session, name } => {
+            return create(ctx, session, name.clone()).await;
+        }
+        SnapshotCommand::Ls { session: Some(session) } => return of_session(ctx, session).await,
+        SnapshotCommand::Pin { at } => return pin(ctx, at, true).await,
+        SnapshotCommand::Unpin { at } => return pin(ctx, at, false).await,
+        SnapshotCommand::Ls { session: None } | SnapshotCommand::Rm { .. } => {}
     }
     let backend = Backend::find(&ctx.config)?;
     let snapshots = backend.get::<Page<StoredSnapshot>>("/v1/snapshots").await?.items;
     match verb {
-        SnapshotCommand::Pin { .. } | SnapshotCommand::Unpin { .. } => unreachable!("done above"),
-        SnapshotCommand::Ls => {
-            ctx.print.list(&snapshots, ["ID", "OWNER", "LAYERS", "DURABLE", "AGE"], row)?;
-        }
         SnapshotCommand::Rm { snapshots: typed, force, yes } => {
             let mut ids = Vec::new();
             for typed in typed {
@@ -45,7 +48,35 @@ pub(crate) async fn run(ctx: &Invocation, verb: &SnapshotCommand) -> Result<u8> 
             }
             ctx.print.document(&json!({ "removed": ids }))?;
         }
+        _ => ctx.print.list(&snapshots, ["ID", "OWNER", "LAYERS", "DURABLE", "AGE"], row)?,
     }
+    Ok(0)
+}
+
+/// Takes a snapshot of a session.
+async fn create(ctx: &Invocation, session: &str, name: Option<String>) -> Result<u8> {
+    let (client, session) = ctx.session(session).await?;
+    let path = format!("/v1/sessions/{session}/snapshots");
+    let taken: Snapshot = client.post(&path, &CreateSnapshot { name }).await?;
+    ctx.print.result(&taken, |taken| format!("{}\n", taken.id))?;
+    ctx.print.hint(format!("`harvest restore {session} --snapshot {}` goes back to it", taken.id));
+    Ok(0)
+}
+
+/// Lists the snapshots of a session.
+async fn of_session(ctx: &Invocation, session: &str) -> Result<u8> {
+    let (client, session) = ctx.session(session).await?;
+    let all: Vec<Snapshot> = client.all(&format!("/v1/sessions/{session}/snapshots")).await?;
+    ctx.print.list(&all, ["ID", "KIND", "TURN", "PINNED", "AGE", "NAME…"], |one| {
+        [
+            one.id.to_string(),
+            describe_snapshot_kind(one.kind).to_owned(),
+            one.turn.map_or_else(String::new, |turn| turn.to_string()),
+            if one.pinned { "yes" } else { "no" }.to_owned(),
+            age(one.created_at),
+            one.name.clone().unwrap_or_default(),
+        ]
+    })?;
     Ok(0)
 }
 

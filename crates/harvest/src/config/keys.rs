@@ -260,6 +260,9 @@ table! {
              a free slot, standalone sandboxes are refused after 30 s";
         sandboxes_per_user: usize, "number", "no limit",
             "Slots of one user";
+        member_sandboxes: u32, "number", "`2`",
+            "Standalone sandboxes of one member, stopped ones included; `harvest user set` sets \
+             another number for one. 0: members run commands in their sessions only";
         checks: usize, "number", "the number of cores, at least 3",
             "Builds and checks of pushed commits running at once, in addition to the slots. Users \
              take turns, and one user never holds all of them";

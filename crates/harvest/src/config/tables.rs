@@ -87,6 +87,7 @@ impl LimitsTable {
         let limits = Limits {
             sandboxes: self.sandboxes.unwrap_or(defaults.sandboxes),
             sandboxes_per_user: self.sandboxes_per_user,
+            member_sandboxes: self.member_sandboxes.unwrap_or(defaults.member_sandboxes),
             checks: self.checks.unwrap_or(defaults.checks),
         };
         let values = [

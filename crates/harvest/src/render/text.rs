@@ -25,12 +25,13 @@ pub(super) fn describe_agent_exit(exit: Exit) -> String {
     }
 }
 
-pub(super) fn describe_snapshot_kind(kind: SnapshotKind) -> &'static str {
+pub(crate) fn describe_snapshot_kind(kind: SnapshotKind) -> &'static str {
     match kind {
         SnapshotKind::Turn => "turn",
         SnapshotKind::Pause => "pause",
         SnapshotKind::Recovered => "recovered disk",
         SnapshotKind::Build => "build",
+        SnapshotKind::Request => "requested",
     }
 }
 

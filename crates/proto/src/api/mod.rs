@@ -23,6 +23,7 @@ mod sessions;
 mod snapshots;
 mod sockets;
 mod tokens;
+mod users;
 mod volumes;
 
 pub use artifacts::{
@@ -69,7 +70,8 @@ pub use sessions::{
     AgentInfo, CreateSession, ForkSession, RestoreSession, Session, SessionRepository,
     SessionState, SyncedSession, UseRepository,
 };
-pub use snapshots::{PinSnapshot, Snapshot, SnapshotOwner, StoredSnapshot};
+pub use snapshots::{CreateSnapshot, PinSnapshot, Snapshot, SnapshotOwner, StoredSnapshot};
 pub use sockets::{STDERR, STDOUT, SocketIn, SocketOut};
 pub use tokens::{CreateToken, CreatedToken, Me, Role, Token};
+pub use users::{SetUserLimits, User, UserLimits};
 pub use volumes::{CreateVolume, Volume, VolumeBacking};

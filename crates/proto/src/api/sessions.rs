@@ -121,7 +121,6 @@ pub struct CreateSession {
     /// Secrets of the session by name, such as `GITHUB_TOKEN`. Only the gateway uses them. They are
     /// deleted with the session.
     #[serde(default, skip_serializing)]
-    #[cfg_attr(feature = "openapi", schema(value_type = BTreeMap<String, String>))]
     pub secrets: BTreeMap<String, Secret<String>>,
     /// Take away the agent's tool for asking the user.
     #[serde(default)]
@@ -133,7 +132,8 @@ pub struct CreateSession {
     pub pr_mode: Option<PullRequestMode>,
     /// Snapshot to start from; checkouts it contains stay as they are.
     pub from: Option<SnapshotId>,
-    /// A unique key of your choice for the session.
+    /// A key of your choice for the session, valid wherever its id is in requests of the same user;
+    /// unique among the sessions that this user created.
     #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 200))]
     pub key: Option<String>,
 }
@@ -293,5 +293,9 @@ pub struct ForkSession {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct RestoreSession {
     /// The turn to restore; 0 is the session's start.
-    pub turn: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turn: Option<u32>,
+    /// A snapshot of the session to restore, instead of a turn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot_id: Option<SnapshotId>,
 }

@@ -15,6 +15,9 @@ pub struct Snapshot {
     pub kind: SnapshotKind,
     /// The turn it was taken after; 0 is the session's start.
     pub turn: Option<u32>,
+    /// The name that a user gave it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
     /// True when retention never removes it.
     pub pinned: bool,
     /// True when the snapshot is missing on the disk: no sandbox can start from it.
@@ -24,6 +27,17 @@ pub struct Snapshot {
     pub durable: bool,
     /// Time at which it was taken.
     pub created_at: Timestamp,
+}
+
+/// `POST /v1/sessions/{id}/snapshots`: takes a snapshot of a session now.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct CreateSnapshot {
+    /// A name for people, on one line. A named snapshot is pinned: retention never removes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 100))]
+    pub name: Option<String>,
 }
 
 /// `PUT /v1/sessions/{id}/snapshots/{snapshot}`: pins or unpins a snapshot.

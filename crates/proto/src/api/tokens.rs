@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::UserLimits;
 use crate::{Timestamp, bridge::Author};
 
 /// Permissions of a token's user.
@@ -11,7 +12,7 @@ use crate::{Timestamp, bridge::Author};
 pub enum Role {
     /// May do everything.
     Admin,
-    /// May create and see sessions; may change and delete only their own.
+    /// May create and see sessions, and have a few sandboxes; may change and delete only their own.
     Member,
 }
 
@@ -81,4 +82,7 @@ pub struct Me {
     pub role: Role,
     /// Name of the token.
     pub token: String,
+    /// What a member may use for sandboxes of their own; absent for admins.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<UserLimits>,
 }

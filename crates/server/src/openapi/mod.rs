@@ -40,6 +40,7 @@ pub fn document() -> Document {
     let components = document.components.get_or_insert_default();
     components.add_security_scheme("token", SecurityScheme::Http(bearer));
     add_id_patterns(components);
+    add_secrets(components);
     plain::simplify(components);
     for (status, description) in FAILURES {
         components.responses.insert(problem_name(status), failure(description).into());
@@ -67,7 +68,7 @@ pub(crate) fn complete(operation: &mut Operation, path: &str, method: MethodFilt
 
 /// The path parameters that mean the same in every route: name, schema and description.
 const PATH_PARAMETERS: [(&str, &str, &str); 4] = [
-    ("session", "SessionId", "The session"),
+    ("session", SESSION_NAME, "The session's id, or the key of one that you created"),
     ("sandbox", "SandboxId", "The sandbox"),
     ("prompt", "PromptId", "The prompt"),
     ("snapshot", "SnapshotId", "The snapshot"),
@@ -86,10 +87,23 @@ fn add_path_parameters(operation: &mut Operation, path: &str) {
                 .parameter_in(ParameterIn::Path)
                 .required(Required::True)
                 .description(Some(description))
-                .schema(Some(Ref::from_schema_name(schema)))
+                .schema(Some(parameter_schema(schema)))
                 .build();
             operation.parameters.get_or_insert_default().insert(0, parameter.into());
         }
+    }
+}
+
+/// An id, or the text that a user calls a session by.
+const SESSION_NAME: &str = "SessionName";
+
+fn parameter_schema(schema: &str) -> RefOr<Schema> {
+    match schema {
+        SESSION_NAME => {
+            let text = ObjectBuilder::new().schema_type(Type::String);
+            Schema::Object(text.min_length(Some(1)).max_length(Some(200)).build()).into()
+        }
+        id => Ref::from_schema_name(id).into(),
     }
 }
 
@@ -173,6 +187,26 @@ fn failure(description: &str) -> Response {
         .description(description)
         .content("application/problem+json", problem)
         .build()
+}
+
+/// The secrets of a new session. Their type has no serialization, so that they cannot get into a
+/// response by accident; for that reason utoipa leaves them out.
+fn add_secrets(components: &mut Components) {
+    let Some(RefOr::T(Schema::Object(session))) = components.schemas.get_mut("CreateSession")
+    else {
+        return;
+    };
+    let value = ObjectBuilder::new().schema_type(Type::String).build();
+    let secrets = ObjectBuilder::new()
+        .schema_type(Type::Object)
+        .description(Some(
+            "Secrets of the session by name, such as `GITHUB_TOKEN`. Only the gateway uses them. \
+             They are deleted with the session.",
+        ))
+        .additional_properties(Some(Schema::from(value)))
+        .write_only(true)
+        .build();
+    session.properties.insert("secrets".to_owned(), secrets.into());
 }
 
 /// Ids are a prefix and twelve characters.

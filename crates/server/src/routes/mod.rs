@@ -27,6 +27,7 @@ pub(crate) mod sessions;
 mod snapshots;
 mod tokens;
 mod turns;
+mod users;
 
 use axum::{
     Router,
@@ -66,6 +67,7 @@ pub(crate) fn routes() -> Routes<ServerState> {
         models::routes(),
         secrets::routes(),
         tokens::routes(),
+        users::routes(),
         health::routes(),
     ])
 }

@@ -11,7 +11,7 @@ use harvest_proto::{
     },
     event::CheckoutSync,
 };
-use harvest_session::SessionFilter;
+use harvest_session::{RestorePoint, SessionFilter, SessionKey};
 use serde::Serialize;
 
 use crate::{
@@ -67,7 +67,7 @@ pub(crate) struct ListQuery {
            ("id" = Option<String>, Query, description = "Only sessions whose id begins with this text"),
            ("repository" = Option<String>, Query, description = "Only sessions on this repository: `OWNER/NAME`, or `NAME` if only one has it"),
            ("q" = Option<String>, Query, description = "Only sessions whose title contains this text"),
-           ("key" = Option<String>, Query, description = "Only the session with this key"),
+           ("key" = Option<String>, Query, description = "Only the session that you created with this key"),
            ("cursor" = Option<String>, Query, description = "`next_cursor` of the previous page", min_length = 1),
            ("limit" = Option<u32>, Query, description = "1 to 200; 50 by default",
             minimum = 1, maximum = 200)),
@@ -78,6 +78,7 @@ pub(crate) struct ListQuery {
             description = "More than one repository has this name")))]
 async fn session_list(
     State(state): State<ServerState>,
+    Authenticated(token): Authenticated,
     Query(query): Query<ListQuery>,
 ) -> JsonResult<Page<Session>> {
     let ListQuery { cursor, limit, state: shown, archived, id, repository, q, key } = query;
@@ -89,6 +90,7 @@ async fn session_list(
         Some(repository) => Some(state.repositories.resolve(&repository).await?),
         None => None,
     };
+    let key = key.map(|text| SessionKey { owner: token.user.email, text });
     let filter = SessionFilter { state: shown, archived, id_prefix: id, repository, title: q, key };
     Ok(Json(state.sessions.find(&filter, cursor.as_deref(), limit).await?))
 }
@@ -202,16 +204,25 @@ async fn session_terminate(
     Ok(Json(state.sessions.get(&session).await?))
 }
 
-/// Restores the session's files and conversation as they were after a turn, in place. A running
-/// turn is stopped and the current state is saved first; later turns can still be restored.
+/// Restores the session's files and conversation as they were after a turn or in a snapshot, in
+/// place. A running turn is stopped and the current state is saved first; later turns can still be
+/// restored.
 #[utoipa::path(post, path = "/v1/sessions/{session}/restore", tag = "sessions", request_body = RestoreSession,
-    responses((status = 200, body = Session, description = "The session; it continues from that turn")))]
+    responses((status = 200, body = Session, description = "The session; it continues from there")))]
 async fn session_restore(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
     Body(body): Body<RestoreSession>,
 ) -> JsonResult<Session> {
-    state.sessions.restore(&session, body.turn).await?;
+    let point = match (body.turn, body.snapshot_id) {
+        (Some(turn), None) => RestorePoint::Turn(turn),
+        (None, Some(snapshot)) => RestorePoint::Snapshot(snapshot),
+        _ => {
+            let detail = "give either `turn` or `snapshot_id`";
+            return Err(ApiError::invalid("invalid_restore", detail));
+        }
+    };
+    state.sessions.restore(&session, &point).await?;
     Ok(Json(state.sessions.get(&session).await?))
 }
 
@@ -245,7 +256,6 @@ async fn session_archive(
 /// Creates sessions from the end of a turn of this one, with its files and conversation: either all
 /// of them or none.
 #[utoipa::path(post, path = "/v1/sessions/{session}/fork", tag = "sessions", request_body = Option<ForkSession>,
-    params(("session" = SessionId, Path, description = "The session to fork")),
     responses((status = 201, body = Page<Session>, description = "The new sessions")))]
 async fn session_fork(
     State(state): State<ServerState>,

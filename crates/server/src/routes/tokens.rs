@@ -29,8 +29,15 @@ pub(super) fn routes() -> Routes<ServerState> {
 /// Returns the user of the token in use.
 #[utoipa::path(get, path = "/v1/me", tag = "tokens",
     responses((status = 200, body = Me, description = "The user, role and token")))]
-async fn me_get(Authenticated(token): Authenticated) -> Json<Me> {
-    Json(Me { user: token.user, role: token.role, token: token.name })
+async fn me_get(
+    State(state): State<ServerState>,
+    Authenticated(token): Authenticated,
+) -> JsonResult<Me> {
+    let limits = match token.role {
+        Role::Admin => None,
+        Role::Member => Some(state.sandboxes.user_limits(&token.user.email).await?),
+    };
+    Ok(Json(Me { user: token.user, role: token.role, token: token.name, limits }))
 }
 
 /// Lists tokens, ordered by name: all of them for admins, otherwise the user's own.

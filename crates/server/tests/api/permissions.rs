@@ -187,8 +187,9 @@ async fn revoked_token_closes_streams_and_is_rejected() {
     server.repository().await;
     let (bob, eve) = (member(&server, "bob").await, member(&server, "eve").await);
     let me = send(&server, &bob, "GET", "/v1/me", json!({})).await.json();
-    let expected = json!({"user": {"name": "bob", "email": "bob@example.org"}, "role": "member", "token": "bob"});
-    assert_eq!(me, expected);
+    let user = json!({"name": "bob", "email": "bob@example.org"});
+    assert_eq!((&me["user"], &me["role"], &me["token"]), (&user, &json!("member"), &json!("bob")));
+    assert_eq!(me["limits"]["sandboxes"], 2);
     let all = server.request("GET", "/v1/tokens", &[], "").await;
     assert!(!format!("{all:?}").contains("hvt_"), "{all:?}");
     assert_eq!(all.json()["items"].as_array().unwrap().len(), 3);
@@ -265,4 +266,193 @@ async fn members_manage_own_secrets_and_those_of_sessions() {
     assert_eq!(send(&server, &bob, "DELETE", "/v1/me/secrets/KEY", json!({})).await.status, 204);
     let gone = send(&server, &bob, "DELETE", "/v1/me/secrets/KEY", json!({})).await;
     problem(&gone, 404, "not_found");
+}
+
+#[tokio::test]
+async fn sandbox_verbs_are_for_their_owner_and_admins() {
+    let server = TestServer::start().await;
+    let (bob, eve) = (member(&server, "bob").await, member(&server, "eve").await);
+    let create = json!({"image": "tiny"});
+    let verbs = [
+        ("GET", "", json!(null)),
+        ("POST", "/exec", json!({"argv": ["true"]})),
+        ("GET", "/exec", json!(null)),
+        ("GET", "/pty", json!(null)),
+        ("PUT", "/files?path=/note", json!("hi")),
+        ("GET", "/files?path=/note", json!(null)),
+        ("HEAD", "/files?path=/note", json!(null)),
+        ("DELETE", "/files?path=/note", json!(null)),
+        ("POST", "/fork", json!({"count": 1})),
+        ("POST", "/stop", json!(null)),
+        ("POST", "/start", json!(null)),
+        ("DELETE", "", json!(null)),
+        ("DELETE", "?force=true", json!(null)),
+    ];
+    for (method, rest, body) in verbs {
+        let made = send(&server, &bob, "POST", "/v1/sandboxes", create.clone()).await;
+        assert_eq!(made.status, 201, "{made:?}");
+        let id = made.json()["sandbox_id"].as_str().unwrap().to_owned();
+        let path = format!("/v1/sandboxes/{id}{rest}");
+        if rest.starts_with("/files") && method != "PUT" {
+            let put = format!("/v1/sandboxes/{id}/files?path=/note");
+            assert_eq!(send(&server, &bob, "PUT", &put, json!("hi")).await.status, 200);
+        }
+        let other = send(&server, &eve, method, &path, body.clone()).await;
+        assert_eq!(other.status, 403, "another member: {method} {rest}");
+        let own = send(&server, &bob, method, &path, body.clone()).await;
+        // The fake deletes no files, and a socket needs an upgrade: 422 and 426 were allowed.
+        let allowed = |status: u16| [200, 201, 204, 422, 426].contains(&status);
+        assert!(allowed(own.status), "the owner: {method} {rest}: {own:?}");
+        if method != "DELETE" {
+            let admin = send(&server, &server.token, method, &path, body.clone()).await;
+            assert!(allowed(admin.status), "an admin: {method} {rest}: {admin:?}");
+        }
+        for one in
+            send(&server, &server.token, "GET", "/v1/sandboxes", json!(null)).await.json()["items"]
+                .as_array()
+                .unwrap()
+        {
+            let path = format!("/v1/sandboxes/{}", one["id"].as_str().unwrap());
+            assert_eq!(server.request("DELETE", &path, &[], "").await.status, 204);
+        }
+    }
+}
+
+#[tokio::test]
+async fn members_see_only_their_own_sandboxes() {
+    let server = TestServer::start().await;
+    let (bob, eve) = (member(&server, "bob").await, member(&server, "eve").await);
+    let create = json!({"image": "tiny"});
+    let own = send(&server, &bob, "POST", "/v1/sandboxes", create.clone()).await.json();
+    assert_eq!(server.post("/v1/sandboxes", &[], create).await.status, 201);
+    server.repository().await;
+    let session = send(&server, &bob, "POST", "/v1/sessions", json!({"repository": "calc"})).await;
+    assert_eq!(session.status, 201);
+    let seen = async |token: &str| -> Vec<Value> {
+        let page = send(&server, token, "GET", "/v1/sandboxes", json!(null)).await.json();
+        page["items"].as_array().unwrap().iter().map(|one| one["id"].clone()).collect()
+    };
+    assert_eq!(seen(&bob).await, [own["sandbox_id"].clone()]);
+    assert_eq!(seen(&eve).await, [] as [Value; 0]);
+    assert!(seen(&server.token).await.len() >= 2);
+    let unknown = send(&server, &eve, "GET", "/v1/sandboxes/sbx_000000000000", json!(null)).await;
+    problem(&unknown, 404, "not_found");
+}
+
+#[tokio::test]
+async fn shared_disks_stay_with_admins() {
+    let server = TestServer::start().await;
+    let bob = member(&server, "bob").await;
+    let made = send(&server, &bob, "POST", "/v1/sandboxes", json!({"image": "tiny"})).await.json();
+    let id = made["sandbox_id"].as_str().unwrap();
+    for (method, path) in [
+        ("POST", format!("/v1/sandboxes/{id}/snapshot")),
+        ("POST", format!("/v1/sandboxes/{id}/restore")),
+        ("GET", "/v1/volumes".to_owned()),
+        ("POST", "/v1/volumes".to_owned()),
+        ("GET", "/v1/snapshots".to_owned()),
+        ("DELETE", "/v1/images/tiny".to_owned()),
+        ("POST", "/v1/gc".to_owned()),
+        ("GET", "/v1/users".to_owned()),
+        ("PATCH", "/v1/users/bob@example.org/limits".to_owned()),
+    ] {
+        let refused = send(&server, &bob, method, &path, json!({})).await;
+        problem(&refused, 403, "forbidden");
+    }
+    for (order, code) in [
+        (json!({"network": "host"}), "forbidden"),
+        (json!({"state": true}), "forbidden"),
+        (json!({"from": "snp_000000000000"}), "forbidden"),
+        (json!({"volumes": [{"name": "data", "inside": "/data"}]}), "forbidden"),
+        (json!({"limits": {"memory_bytes": 1_u64 << 40}}), "over_limit"),
+    ] {
+        let refused = send(&server, &bob, "POST", "/v1/sandboxes", order.clone()).await;
+        problem(&refused, 403, code);
+        let once = json!({"argv": ["true"], "sandbox": order});
+        problem(&send(&server, &bob, "POST", "/v1/exec", once).await, 403, code);
+    }
+    let allowed = json!({"argv": ["echo", "hi"], "sandbox": {"image": "tiny"}});
+    let lines = send(&server, &bob, "POST", "/v1/exec", allowed).await.lines();
+    assert_eq!(lines.last().unwrap()["type"], "exited");
+}
+
+#[tokio::test]
+async fn admin_changes_limits_of_member() {
+    let server = TestServer::start().await;
+    let bob = member(&server, "bob").await;
+    let change = async |body: Value| {
+        let path = "/v1/users/bob@example.org/limits";
+        send(&server, &server.token, "PATCH", path, body).await
+    };
+    assert_eq!(change(json!({"sandboxes": 0})).await.json()["sandboxes"], 0);
+    let refused = send(&server, &bob, "POST", "/v1/sandboxes", json!({"image": "tiny"})).await;
+    problem(&refused, 403, "sandboxes_not_allowed");
+    let users = server.request("GET", "/v1/users", &[], "").await.json();
+    let seen: Vec<_> = users["items"].as_array().unwrap().iter().map(|one| &one["role"]).collect();
+    assert_eq!(seen, ["admin", "member"], "{users}");
+    assert_eq!(change(json!({"sandboxes": null})).await.json()["sandboxes"], 2);
+    problem(&change(json!({"memory_bytes": 1})).await, 422, "invalid_limits");
+    let nobody = send(&server, &server.token, "PATCH", "/v1/users/bob/limits", json!({})).await;
+    problem(&nobody, 422, "invalid_user");
+}
+
+#[tokio::test]
+async fn session_key_is_an_id_for_its_creator() {
+    let server = TestServer::start().await;
+    server.repository().await;
+    let (bob, eve) = (member(&server, "bob").await, member(&server, "eve").await);
+    let create = json!({"repository": "calc", "key": "issue #12/a"});
+    let own = send(&server, &bob, "POST", "/v1/sessions", create.clone()).await.json();
+    let path = "/v1/sessions/issue%20%2312%2Fa";
+    let shown = send(&server, &bob, "GET", path, json!(null)).await.json();
+    assert_eq!(shown["id"], own["id"]);
+    let prompt = json!({"text": "x"});
+    let sent = send(&server, &bob, "POST", &format!("{path}/prompts?"), prompt.clone()).await;
+    assert_eq!(sent.status, 202, "{sent:?}");
+    for token in [&eve, &server.token] {
+        problem(&send(&server, token, "GET", path, json!(null)).await, 404, "not_found");
+    }
+    assert_eq!(server.request_as(None, "GET", path, &[], "").await.status, 401);
+    let others = send(&server, &eve, "POST", "/v1/sessions", create).await.json();
+    assert_ne!(others["id"], own["id"], "another user's key");
+    assert_eq!(send(&server, &eve, "DELETE", path, json!(null)).await.status, 204);
+    assert_eq!(send(&server, &bob, "GET", path, json!(null)).await.status, 200);
+    for key in ["counts", "ses_000000000000"] {
+        let reserved = json!({"repository": "calc", "key": key});
+        problem(&send(&server, &bob, "POST", "/v1/sessions", reserved).await, 422, "invalid_key");
+    }
+}
+
+#[tokio::test]
+async fn member_takes_and_restores_snapshots_of_own_session() {
+    let server = TestServer::start().await;
+    server.repository().await;
+    let (bob, eve) = (member(&server, "bob").await, member(&server, "eve").await);
+    let create = json!({"repository": "calc", "prompt": "hello", "key": "k"});
+    let own = send(&server, &bob, "POST", "/v1/sessions", create).await.json();
+    let path = format!("/v1/sessions/{}", own["id"].as_str().unwrap());
+    let mut follower = server.follow_as(&bob, &format!("{path}/events")).await;
+    while follower.frame().await.unwrap().data["type"] != "snapshot_taken" {}
+    let named = json!({"name": "before"});
+    let others = send(&server, &eve, "POST", &format!("{path}/snapshots"), named.clone()).await;
+    problem(&others, 403, "forbidden");
+    let json = [("content-type", "application/json"), ("idempotency-key", "once")];
+    let mut taken = Vec::new();
+    for _ in 0..2 {
+        let path = "/v1/sessions/k/snapshots";
+        let made = server.request_as(Some(&bob), "POST", path, &json, &named.to_string()).await;
+        assert_eq!(made.status, 201, "{made:?}");
+        taken.push(made.json());
+    }
+    assert_eq!(taken[0], taken[1], "once per idempotency key");
+    assert_eq!((&taken[0]["name"], &taken[0]["pinned"]), (&json!("before"), &json!(true)));
+    let restore = format!("{path}/restore");
+    let point = json!({"snapshot_id": taken[0]["id"]});
+    assert_eq!(send(&server, &bob, "POST", &restore, point.clone()).await.status, 200);
+    problem(&send(&server, &eve, "POST", &restore, point).await, 403, "forbidden");
+    let both = json!({"turn": 1, "snapshot_id": taken[0]["id"]});
+    problem(&send(&server, &bob, "POST", &restore, both).await, 422, "invalid_restore");
+    let bad = json!({"name": "two\nlines"});
+    let refused = send(&server, &bob, "POST", &format!("{path}/snapshots"), bad).await;
+    problem(&refused, 422, "invalid_name");
 }

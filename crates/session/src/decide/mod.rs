@@ -73,11 +73,12 @@ pub enum Input {
     /// Kill the sandbox at once. Its disk is saved.
     Terminate,
     Archive,
-    /// Return to the state after an earlier turn of this session.
+    /// Return to the state after an earlier turn of this session, or to another of its snapshots.
     Restore {
         /// The repository's image when absent: the session's start.
         snapshot: Option<SnapshotId>,
-        turn: u32,
+        /// The turn that left the snapshot; absent for one that a user asked for.
+        turn: Option<u32>,
     },
     /// The server shuts down: leave a turn in progress to the next server, and save any other
     /// sandbox.
@@ -278,10 +279,10 @@ pub enum Action {
         /// How long the sandbox was paused for it, or took to stop.
         millis: u64,
     },
-    /// The session continues from an earlier turn.
+    /// The session continues from an earlier turn or snapshot.
     Restored {
         snapshot: Option<SnapshotId>,
-        turn: u32,
+        turn: Option<u32>,
     },
     /// The position in the slot queue; 1 is the next.
     ReportPosition {

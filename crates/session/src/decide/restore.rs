@@ -8,16 +8,17 @@ use serde::{Deserialize, Serialize};
 
 use super::{Action, Mode, SandboxState, SyncState, decider::Decider};
 
-/// The turn to restore.
+/// What to restore.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restoring {
     /// The repository's image when absent.
     pub snapshot: Option<SnapshotId>,
-    pub turn: u32,
+    /// Absent for a snapshot that no turn left.
+    pub turn: Option<u32>,
 }
 
 impl Decider<'_> {
-    pub(super) fn restore(&mut self, snapshot: Option<SnapshotId>, turn: u32) {
+    pub(super) fn restore(&mut self, snapshot: Option<SnapshotId>, turn: Option<u32>) {
         if self.state.mode == Mode::Archived {
             return;
         }

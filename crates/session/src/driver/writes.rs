@@ -44,8 +44,9 @@ pub(super) fn push(action: &Action, at: Timestamp, writes: &mut Vec<Write>) {
         }
         Action::Restored { snapshot, turn } => {
             let detail = match turn {
-                0 => "the start of this session".to_owned(),
-                _ => format!("turn {turn} of this session"),
+                Some(0) => "the start of this session".to_owned(),
+                Some(turn) => format!("turn {turn} of this session"),
+                None => "a snapshot of this session".to_owned(),
             };
             Some(EventBody::Restored { snapshot_id: snapshot, detail })
         }

@@ -8,7 +8,7 @@ use harvest_proto::{
     bridge::{Fault, FaultCode},
 };
 
-use super::admission::SlotRefusal;
+use super::admission::{Claimant, SlotRefusal};
 use crate::{
     bridge::{BridgeError, fault_code},
     decide::Limit,
@@ -25,6 +25,9 @@ pub enum SandboxError {
     Conflict { code: &'static str, what: String, hint: String },
     #[error("{what}")]
     Invalid { code: &'static str, what: String, hint: Option<String> },
+    /// Beyond what this user may do.
+    #[error("{what}")]
+    NotAllowed { code: &'static str, what: String, hint: String },
     #[error("{what}")]
     NoSpace { what: String, hint: String },
     /// A sandbox limit is reached.
@@ -107,7 +110,9 @@ impl SandboxError {
             Self::Bridge(BridgeError::Fault(fault)) => fault_code(fault),
             Self::Bridge(_) => "sandbox_unreachable",
             Self::NotRunning { .. } => "not_running",
-            Self::Conflict { code, .. } | Self::Invalid { code, .. } => code,
+            Self::Conflict { code, .. }
+            | Self::Invalid { code, .. }
+            | Self::NotAllowed { code, .. } => code,
             Self::NoSpace { .. } => "no_room",
             Self::LimitReached { limit, .. } => limit.reason().as_str(),
             Self::Failed { .. } => "provider_failed",
@@ -151,7 +156,9 @@ impl Hint for SandboxError {
             Self::NotRunning { sandbox } => Some(
                 format!("`harvest sandbox start {sandbox}` starts it again with its disk").into(),
             ),
-            Self::Conflict { hint, .. } | Self::NoSpace { hint, .. } => Some(hint.into()),
+            Self::Conflict { hint, .. }
+            | Self::NotAllowed { hint, .. }
+            | Self::NoSpace { hint, .. } => Some(hint.into()),
             Self::LimitReached { hint, .. } => Some((*hint).into()),
             Self::Bridge(BridgeError::Fault(fault)) if fault.full => Some(
                 "free disk space in the sandbox: `harvest exec SESSION -- df -h` shows what is full"
@@ -168,9 +175,15 @@ impl Hint for SandboxError {
     }
 }
 
-impl From<SlotRefusal> for SandboxError {
-    fn from(SlotRefusal { limit, releasing, .. }: SlotRefusal) -> Self {
+impl SlotRefusal {
+    /// The error for a claimant whose claim was refused.
+    pub(super) fn for_claimant(self, claimant: Claimant<'_>) -> SandboxError {
+        let Self { limit, releasing, .. } = self;
         let hint = match limit {
+            Limit::User(_) if claimant.own_limit.is_some() => {
+                "`harvest sandbox ls` lists your sandboxes and `harvest sandbox rm` removes one; an \
+                 admin allows more with `harvest user set`"
+            }
             Limit::Closed => "try again in a moment",
             _ if releasing => "an idle session is freeing its slot: try again in a moment",
             Limit::Sandboxes(_) => {
@@ -182,6 +195,6 @@ impl From<SlotRefusal> for SandboxError {
                  `harvest pause`, or raise `limits.sandboxes_per_user`"
             }
         };
-        Self::LimitReached { limit, hint, releasing }
+        SandboxError::LimitReached { limit, hint, releasing }
     }
 }

@@ -11,7 +11,9 @@ use harvest_proto::{
     bridge::{Command, Exit, FileRequest},
 };
 
-use super::{CommandDefaults, Requester, SandboxError, SandboxHandle, SandboxSpec, Sandboxes};
+use super::{
+    CommandDefaults, Requester, SandboxError, SandboxHandle, SandboxSpec, Sandboxes, member_limits,
+};
 use crate::{
     bridge::{Bridge, BridgeError, Exec, ExecInput, ExecOutput, InputStream, InputTask},
     error_chain::error_chain,
@@ -40,10 +42,14 @@ impl Sandboxes {
     ) -> Result<ExecLines, SandboxError> {
         check_command(&request, true)?;
         let order = *request.sandbox.take().unwrap_or_default();
+        let limits = self.member_limits(requester).await?;
+        let order = member_limits::applied(limits.as_ref(), order)?;
         let (id, made_by) = (SandboxId::random(), requester.user.clone());
         let owner = SandboxOwner::Process(std::process::id());
         let spec = SandboxSpec::standalone(id.clone(), owner, made_by, order)?;
-        let slot = self.wait_for_slot(&id, requester.user.as_deref()).await?;
+        let own = std::slice::from_ref(&id);
+        let claimant = self.claimant(requester, limits.as_ref(), own).await?;
+        let slot = self.wait_for_slot(&id, claimant).await?;
         let door = spec.door.clone();
         let (guard, created, stream) = self.create_ephemeral(spec, slot).await?;
         let door = match &door {

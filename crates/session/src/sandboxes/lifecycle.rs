@@ -16,7 +16,10 @@ use harvest_proto::{
     event::SnapshotKind,
 };
 
-use super::{Captured, Created, Found, SandboxError, SandboxSpec, Sandboxes, Snapshots, StartFrom};
+use super::{
+    Captured, Created, Found, SandboxError, SandboxSpec, Sandboxes, Snapshots, StartFrom,
+    admission::Claimant, member_limits,
+};
 use crate::error_chain::error_chain;
 
 /// The origin of a request.
@@ -24,6 +27,8 @@ use crate::error_chain::error_chain;
 pub struct Requester {
     /// The user who gets the slot; `None` without a server.
     pub user: Option<String>,
+    /// Whether the user's own limits apply: not to admins.
+    pub limited: bool,
     /// The idempotency key of the request; already claimed.
     pub key: Option<String>,
     /// The ids that a server which crashed had planned under this key.
@@ -64,14 +69,16 @@ impl Sandboxes {
         let id = requester.ids(1, SandboxId::random).remove(0);
         if requester.is_retry() && self.exists(&id).await? {
             // It may be half created. The warnings of the first attempt are lost.
-            let status = self.start(&id).await?.state;
+            let status = self.start(requester, &id).await?.state;
             let created = CreatedSandbox { sandbox_id: id, status, warnings: Vec::new() };
             return Ok(Outcome { created, replayed: true });
         }
-        let made_by = requester.user.clone();
+        let (made_by, own) = (requester.user.clone(), std::slice::from_ref(&id));
+        let limits = self.member_limits(requester).await?;
+        let order = member_limits::applied(limits.as_ref(), order)?;
         let spec = SandboxSpec::standalone(id.clone(), SandboxOwner::Standalone, made_by, order)?;
-        let slots =
-            self.wait_for_slots(std::slice::from_ref(&id), requester.user.as_deref()).await?;
+        let claimant = self.claimant(requester, limits.as_ref(), own).await?;
+        let slots = self.wait_for_slots(own, claimant).await?;
         self.plan(requester, &[id.to_string()]).await?;
         let door = spec.door.clone();
         let created = self.create_with_door(spec, door).await;
@@ -138,7 +145,11 @@ impl Sandboxes {
         let snapshot = requester.ids(1, SnapshotId::random).remove(0);
         let ids = requester.ids(usize::from(count), SandboxId::random);
         let existing = if requester.is_retry() { self.existing(&ids).await? } else { Vec::new() };
-        let slots = self.wait_for_slots(&ids, requester.user.as_deref()).await?;
+        let limits = self.member_limits(requester).await?;
+        let source = self.provider.get(sandbox).await?;
+        member_limits::check_size(limits.as_ref(), &source.limits)?;
+        let claimant = self.claimant(requester, limits.as_ref(), &ids).await?;
+        let slots = self.wait_for_slots(&ids, claimant).await?;
         let outcome = self.make_forks(requester, sandbox, &snapshot, ids, &existing).await;
         if requester.is_retry() {
             self.remove_leftover(&snapshot).await;
@@ -269,13 +280,23 @@ impl Sandboxes {
     ///
     /// # Errors
     /// When no slot is free or the sandbox cannot be started.
-    pub async fn start(&self, sandbox: &SandboxId) -> Result<Sandbox, SandboxError> {
+    pub async fn start(
+        &self,
+        requester: &Requester,
+        sandbox: &SandboxId,
+    ) -> Result<Sandbox, SandboxError> {
         let found = self.standalone(sandbox, "start").await?;
         if found.state == SandboxStatus::Running {
             return Ok(found);
         }
         let own = std::slice::from_ref(sandbox);
-        let slots = self.wait_for_slots(own, found.made_by.as_deref()).await?;
+        let limits = self.member_limits(requester).await?;
+        member_limits::check_size(limits.as_ref(), &found.limits)?;
+        let claimant = Claimant {
+            user: found.made_by.as_deref(),
+            ..self.claimant(requester, limits.as_ref(), own).await?
+        };
+        let slots = self.wait_for_slots(own, claimant).await?;
         // A sandbox that died by itself left its door.
         self.close_door(sandbox).await;
         let started = self.provider.restart(sandbox).await;
@@ -323,7 +344,9 @@ impl Sandboxes {
         let (this, snapshot) = (self.clone(), snapshot.clone());
         let restoring = async move {
             let own = std::slice::from_ref(&before.id);
-            let slots = this.wait_for_slots(own, before.made_by.as_deref()).await?;
+            let user = before.made_by.as_deref();
+            let claimant = Claimant { user, ..Claimant::default() };
+            let slots = this.wait_for_slots(own, claimant).await?;
             let restored = this.replace(this.snapshots()?, &before, &snapshot).await;
             this.keep_slots(slots).await;
             restored
@@ -423,7 +446,11 @@ impl Sandboxes {
     }
 
     /// Stores the ids that are about to be created, if the request has a key.
-    async fn plan(&self, requester: &Requester, ids: &[String]) -> Result<(), SandboxError> {
+    pub(crate) async fn plan(
+        &self,
+        requester: &Requester,
+        ids: &[String],
+    ) -> Result<(), SandboxError> {
         let (Some(store), Some(key)) = (&self.store, &requester.key) else { return Ok(()) };
         store.idempotency_plan(key, ids).await.map_err(|error| match error.is_disk_full() {
             true => SandboxError::NoSpace {

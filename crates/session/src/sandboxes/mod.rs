@@ -9,6 +9,7 @@ mod files;
 mod handle;
 mod host;
 mod lifecycle;
+mod member_limits;
 mod provider;
 mod slots;
 mod snapshots;
@@ -64,6 +65,8 @@ pub struct Sandboxes {
     /// Reads ephemeral sandboxes of builds and checks before they are removed; `None` without a
     /// server.
     meter: Option<Arc<ComputeMeter>>,
+    /// How many sandboxes a member may have for whom no other number is set.
+    member_sandboxes: u32,
 }
 
 impl Sandboxes {
@@ -91,6 +94,7 @@ impl Sandboxes {
             waiting: Arc::new(Semaphore::new(MAX_WAITING)),
             doors: Arc::default(),
             meter: None,
+            member_sandboxes: limits.member_sandboxes,
         }
     }
 

@@ -7,7 +7,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::{
     Found, SandboxError, Sandboxes,
-    admission::{Admission, SlotRefusal},
+    admission::{Admission, Claimant, SlotRefusal},
 };
 use crate::error_chain::error_chain;
 
@@ -35,10 +35,10 @@ impl Sandboxes {
     fn claim(
         &self,
         ids: &[SandboxId],
-        user: Option<&str>,
+        claimant: Claimant<'_>,
         preempt: bool,
     ) -> Result<Vec<SandboxSlot>, SlotRefusal> {
-        let number = self.admission.claim_standalone(ids, user, preempt)?;
+        let number = self.admission.claim_standalone(ids, claimant, preempt)?;
         Ok(ids.iter().map(|id| self.slot(id, number)).collect())
     }
 
@@ -51,19 +51,19 @@ impl Sandboxes {
     pub(super) async fn wait_for_slot(
         &self,
         id: &SandboxId,
-        user: Option<&str>,
+        claimant: Claimant<'_>,
     ) -> Result<Option<SandboxSlot>, SandboxError> {
         let id = std::slice::from_ref(id);
-        Ok(self.wait_to_claim(id, user, PREEMPT_AFTER).await?.pop())
+        Ok(self.wait_to_claim(id, claimant, PREEMPT_AFTER).await?.pop())
     }
 
     /// Waits for a free slot for each sandbox; idle sessions are asked for theirs at once.
     pub(super) async fn wait_for_slots(
         &self,
         ids: &[SandboxId],
-        user: Option<&str>,
+        claimant: Claimant<'_>,
     ) -> Result<Vec<SandboxSlot>, SandboxError> {
-        self.wait_to_claim(ids, user, Duration::ZERO).await
+        self.wait_to_claim(ids, claimant, Duration::ZERO).await
     }
 
     /// Waits for free slots; after `preempt_after` idle sessions are asked for theirs. Queued
@@ -71,7 +71,7 @@ impl Sandboxes {
     async fn wait_to_claim(
         &self,
         ids: &[SandboxId],
-        user: Option<&str>,
+        claimant: Claimant<'_>,
         preempt_after: Duration,
     ) -> Result<Vec<SandboxSlot>, SandboxError> {
         let (mut moved, now) = (self.admission.changes(), Instant::now());
@@ -81,19 +81,19 @@ impl Sandboxes {
         loop {
             moved.borrow_and_update();
             let preempt = Instant::now() >= preempt_at;
-            let refused = match self.claim(ids, user, preempt) {
+            let refused = match self.claim(ids, claimant, preempt) {
                 Ok(slots) => return Ok(slots),
                 Err(refused) => refused,
             };
             // A longer queue would move too slowly.
             permit = permit.or_else(|| self.waiting.try_acquire().ok());
             if permit.is_none() || !refused.can_succeed {
-                return Err(refused.into());
+                return Err(refused.for_claimant(claimant));
             }
             let change =
                 timeout_at(if preempt { deadline } else { preempt_at }, moved.changed()).await;
             if matches!(change, Ok(Err(_))) || Instant::now() >= deadline {
-                return Err(refused.into());
+                return Err(refused.for_claimant(claimant));
             }
         }
     }

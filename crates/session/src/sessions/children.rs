@@ -5,7 +5,7 @@ use harvest_proto::{
     SessionId,
     api::{CreateSession, Session, UseRepository},
 };
-use harvest_store::{ChildCounts, Lineage, SessionRecord, Write};
+use harvest_store::{ChildCounts, Lineage, SessionKey, SessionRecord, Write};
 
 use super::{Sessions, create::PlannedSession};
 use crate::{error::SessionError, tool_host::ChildSpec};
@@ -23,26 +23,27 @@ impl Sessions {
         child: ChildSpec,
     ) -> Result<Session, SessionError> {
         let store = &self.shared.store;
-        let key = format!("{parent}/{}", child.key);
         let above = store.child_lineage(parent).await?;
         let root = above.as_ref().map_or_else(|| parent.clone(), |above| above.root.clone());
         let _one_at_a_time = self.shared.spawning.lock(&root).await;
+        let record = store.session_get(parent).await?;
+        let author = record.session.author.clone();
+        let text = format!("{parent}/{}", child.key);
+        let key = SessionKey { owner: author.email.clone(), text };
         if let Some(known) = store.session_by_key(&key).await? {
             // The call that created it may have failed before the driver was started.
             self.handle(&known).await?;
             return self.get(&known).await;
         }
-        let record = store.session_get(parent).await?;
         check_limits(depth(above.as_ref()) + 1, store.child_counts(&root).await?)?;
         let lineage = Lineage { parent: parent.clone(), root };
-        let author = record.session.author.clone();
         let inherited = self.secrets_for(&record, &author).await?;
         let id = SessionId::random();
         // A rule that denies must not end at a session that the agent creates.
         let mut writes = vec![Write::ChildOf(lineage), Write::NetworkRulesOf(parent.clone())];
         writes.extend(self.inherited_writes(&id, &inherited)?);
         let new = PlannedSession { id, writes, secrets_of: Some(parent.clone()) };
-        self.create_with(request(record, child, key), author, new).await
+        self.create_with(request(record, child, key.text), author, new).await
     }
 
     /// The session that a user created, above this one.

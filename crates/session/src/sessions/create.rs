@@ -15,7 +15,9 @@ use harvest_proto::{
     repository_address::{is_same_url, is_short, of_ssh},
     repository_name::InvalidRepositoryRef,
 };
-use harvest_store::{AgentChoice, NewCheckout, NewPrompt, NewSession, Removal, RuleOwner, Write};
+use harvest_store::{
+    AgentChoice, NewCheckout, NewPrompt, NewSession, Removal, RuleOwner, SessionKey, Write,
+};
 
 use super::{Sessions, attachments, branch, verbs::new_prompt};
 use crate::{
@@ -73,6 +75,7 @@ impl Sessions {
         let mut prompt = prompt.map(|prompt| NewPrompt { attachments, ..prompt });
         check_env(&create.env)?;
         create.key.as_deref().map(check_key).transpose()?;
+        let key = create.key.map(|text| SessionKey { owner: owner.clone(), text });
         let agent = create.agent.unwrap_or_default();
         let wanted = requested_repositories(create.repository, create.base, create.repositories)?;
         // The id of a session that an agent creates is in its further writes already. The agent of
@@ -85,7 +88,7 @@ impl Sessions {
         let services = self.services_of_new(&owners, &create.secrets).await;
         let warning = self.mask_first_prompt(&mut prompt, &owners, &create.secrets).await?;
         check_model_key(&services, &agent, create.model.as_ref())?;
-        if let Some(key) = &create.key {
+        if let Some(key) = &key {
             self.check_key_free(key).await?;
         }
         let mut own_writes = self.own_writes(&id, &create.secrets, &create.allow)?;
@@ -137,7 +140,7 @@ impl Sessions {
             conversation: member.as_ref().map_or_else(uuid, ClaimedMember::conversation),
             forked_from: None,
             forked_turn: None,
-            key: create.key.clone(),
+            key: key.clone(),
             env: create.env,
             no_questions,
             pr_mode: create.pr_mode,
@@ -154,7 +157,7 @@ impl Sessions {
             self.shared.pool.on_created();
         }
         // Another request may have taken the key meanwhile: report which session has it.
-        if let (Err(SessionError::Conflict { .. }), Some(key)) = (&inserted, &create.key) {
+        if let (Err(SessionError::Conflict { .. }), Some(key)) = (&inserted, &key) {
             self.check_key_free(key).await?;
         }
         inserted
@@ -277,15 +280,23 @@ impl Sessions {
         check_model_key(&self.model_services(owners).await, agent, model)
     }
 
-    async fn check_key_free(&self, key: &str) -> Result<(), SessionError> {
+    async fn check_key_free(&self, key: &SessionKey) -> Result<(), SessionError> {
         match self.shared.store.session_by_key(key).await? {
             None => Ok(()),
             Some(session) => Err(SessionError::conflict(
                 "key_taken",
-                format!("key `{key}` is already used by session {session}"),
+                format!("key `{}` is already used by session {session}", key.text),
                 "`harvest send KEY PROMPT` continues that session; or choose another key",
             )),
         }
+    }
+
+    /// The session that this user created with this key.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn by_key(&self, key: &SessionKey) -> Result<Option<SessionId>, SessionError> {
+        Ok(self.shared.store.session_by_key(key).await?)
     }
 
     /// The authors of the sessions that have this snapshot; empty for a standalone sandbox's
@@ -477,9 +488,16 @@ fn check_env(env: &BTreeMap<String, String>) -> Result<(), SessionError> {
     Ok(())
 }
 
+// `/v1/sessions/counts` is another resource, and the CLI reads `-` as the newest session.
+const RESERVED_KEYS: [&str; 4] = ["counts", "-", ".", ".."];
+
 fn check_key(key: &str) -> Result<(), SessionError> {
     let is_valid =
         (1..=MAX_KEY_CHARS).contains(&key.chars().count()) && !key.chars().any(char::is_control);
+    if key.parse::<SessionId>().is_ok() || RESERVED_KEYS.contains(&key) {
+        let what = format!("`{key}` cannot be a key: it means something else where an id is given");
+        return Err(SessionError::invalid("invalid_key", what));
+    }
     match is_valid && key.trim() == key {
         true => Ok(()),
         false => Err(SessionError::invalid(
@@ -552,7 +570,7 @@ mod tests {
     #[test]
     fn key_must_be_one_trimmed_line() {
         assert!(check_key("issue #12").is_ok());
-        for bad in ["", " a", "a\n", &"k".repeat(201)] {
+        for bad in ["", " a", "a\n", "counts", "-", "ses_0123456789ab", &"k".repeat(201)] {
             assert!(check_key(bad).is_err(), "{bad:?}");
         }
     }

@@ -14,6 +14,7 @@ mod pool;
 mod retention;
 mod sandbox;
 mod secrets;
+mod snapshots;
 mod stats;
 mod suspend;
 mod syncs;
@@ -28,7 +29,7 @@ use std::{
 
 use harvest_proto::{
     BranchName, PromptId, SessionId, Timestamp,
-    api::{Page, Session, Snapshot, Turn},
+    api::{Page, Session, Turn},
     bridge::Author,
 };
 use tokio::sync::Notify;
@@ -47,7 +48,6 @@ use crate::{
     metrics::Metrics,
     pool::branch as branch_without_title,
     reconcile::Reconcile,
-    sandboxes::Durability,
     tasks::Tasks,
     wall_clock::now,
 };
@@ -56,6 +56,7 @@ pub use bundles::SessionBundle;
 pub use diffs::DiffRange;
 pub use forks::MAX_FORKS;
 pub use idempotency::CreatedUnderKey;
+pub use snapshots::RestorePoint;
 pub use stats::ServerStats;
 
 const PAGE: u32 = 200;
@@ -416,21 +417,6 @@ impl Sessions {
     /// When there is no such session or turn.
     pub async fn turn(&self, session: &SessionId, number: u32) -> Result<Turn, SessionError> {
         Ok(self.shared.store.turn_get(session, number).await?)
-    }
-
-    /// A session's snapshots, oldest first.
-    ///
-    /// # Errors
-    /// When there is no such session.
-    pub async fn snapshots(&self, session: &SessionId) -> Result<Vec<Snapshot>, SessionError> {
-        let mut snapshots = self.shared.store.snapshot_list(session).await?;
-        if let Some(stored) = self.shared.sandboxes.provider.snapshots() {
-            for snapshot in snapshots.iter_mut().filter(|snapshot| !snapshot.gone) {
-                let durability = stored.durability(&snapshot.id).await?;
-                snapshot.durable = durability == Durability::Durable;
-            }
-        }
-        self.exists_if_empty(session, snapshots).await
     }
 }
 

@@ -198,27 +198,6 @@ impl Sessions {
         self.wait_until_stopped(session, &handle).await.map(drop)
     }
 
-    /// Restores files and conversation to the state after a turn. A turn in progress is stopped
-    /// first, and the current state is saved; later turns can still be restored. The restore
-    /// continues when the caller stops waiting.
-    ///
-    /// # Errors
-    /// When the turn does not exist or has no snapshot, or the outcome of a save is unknown.
-    pub async fn restore(&self, session: &SessionId, turn: u32) -> Result<(), SessionError> {
-        let snapshot = self.fork_point(session, Some(turn)).await?.1.snapshot;
-        let handle = self.apply(session, Input::Restore { snapshot, turn }).await?;
-        let restored = handle.wait_for(|state| {
-            state.restoring.is_none() || matches!(state.sandbox, SandboxState::SaveUnknown { .. })
-        });
-        let state = self.not_found_if_deleted(session, restored.await).await?;
-        match &state.sandbox {
-            SandboxState::SaveUnknown { detail, .. } if state.restoring.is_some() => {
-                Err(save_unknown(detail))
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// Archives a session: its sandbox is saved and stopped, queued prompts are cancelled.
     ///
     /// # Errors
@@ -228,7 +207,7 @@ impl Sessions {
     }
 }
 
-fn save_unknown(detail: &str) -> SessionError {
+pub(super) fn save_unknown(detail: &str) -> SessionError {
     SessionError::conflict(
         "save_unknown",
         format!("the outcome of the last save is unknown: {detail}"),

@@ -272,6 +272,9 @@ async fn session_key_is_unique() {
     let codes: Vec<_> =
         [both.0, both.1].into_iter().filter_map(Result::err).map(|error| error.code()).collect();
     assert_eq!(codes, ["key_taken"]);
+    let eve = Author { name: "Eve".into(), email: "eve@example.org".into() };
+    let other = sessions.create(create(), eve).await.unwrap();
+    assert_eq!(other.key, session.key, "another user's key");
     sessions.delete(&session.id).await.unwrap();
     assert!(sessions.create(create(), ada()).await.is_ok(), "the key is free again");
 }

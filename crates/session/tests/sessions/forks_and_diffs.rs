@@ -43,14 +43,14 @@ async fn turn_zero_is_a_fresh_checkout() {
     until_state(&sessions, &source, SessionState::Idle).await;
     let fork = sessions.fork(&source, fork_of(Some(0), 1), ada()).await.unwrap().remove(0);
     let again = sessions.fork(&fork.id, fork_of(Some(0), 1), ada()).await.unwrap().remove(0);
-    sessions.restore(&source, 0).await.unwrap();
+    sessions.restore(&source, &RestorePoint::Turn(0)).await.unwrap();
     for id in [&fork.id, &again.id, &source] {
         until_state(&sessions, id, SessionState::Idle).await;
         assert_eq!(harness.fake.file(&sandbox(&sessions, id).await, "/f"), None);
         assert_eq!(sessions.get(id).await.unwrap().snapshot_id, None);
     }
     assert_eq!((fork.forked_turn, fork.turns), (Some(0), 0));
-    sessions.restore(&source, 1).await.unwrap();
+    sessions.restore(&source, &RestorePoint::Turn(1)).await.unwrap();
     until_state(&sessions, &source, SessionState::Idle).await;
     let file = harness.fake.file(&sandbox(&sessions, &source).await, "/f");
     assert_eq!(file.as_deref(), Some(&b"one"[..]), "the turn can still be restored");

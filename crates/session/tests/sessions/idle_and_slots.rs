@@ -120,7 +120,8 @@ async fn session_works_when_freezing_fails() {
 
 async fn limited(sandboxes: usize, sandboxes_per_user: Option<usize>) -> Harness {
     let mut harness = Harness::new().await;
-    harness.config.limits = Limits { sandboxes, sandboxes_per_user, checks: 1 };
+    harness.config.limits =
+        Limits { sandboxes, sandboxes_per_user, checks: 1, ..Limits::default() };
     harness
 }
 
@@ -272,7 +273,7 @@ async fn session_restores_earlier_and_later_turns() {
     let note =
         async |sessions: &Sessions| harness.fake.file(&sandbox(sessions, &id).await, "/note");
     for (turn, expected) in [(1, "one"), (2, "two"), (1, "one")] {
-        sessions.restore(&id, turn).await.unwrap();
+        sessions.restore(&id, &RestorePoint::Turn(turn)).await.unwrap();
         until_state(&sessions, &id, SessionState::Idle).await;
         assert_eq!(note(&sessions).await, Some(expected.as_bytes().to_vec()));
     }
@@ -283,7 +284,10 @@ async fn session_restores_earlier_and_later_turns() {
     let numbers: Vec<u32> =
         sessions.turns(&id).await.unwrap().iter().map(|turn| turn.number).collect();
     assert_eq!(numbers, [1, 2, 3]);
-    assert_eq!(sessions.restore(&id, 9).await.unwrap_err().code(), "not_found");
+    assert_eq!(
+        sessions.restore(&id, &RestorePoint::Turn(9)).await.unwrap_err().code(),
+        "not_found"
+    );
 }
 
 #[tokio::test]
@@ -295,7 +299,7 @@ async fn restore_stops_running_turn_first() {
     let second = send(&sessions, &id, "hold").await;
     until(&sessions, &id, |event| matches!(event.body, EventBody::TurnStarted { number: 2, .. }))
         .await;
-    sessions.restore(&id, 1).await.unwrap();
+    sessions.restore(&id, &RestorePoint::Turn(1)).await.unwrap();
     assert_eq!(status(&sessions, &id, &second).await, PromptStatus::Stopped);
     until_state(&sessions, &id, SessionState::Idle).await;
     assert!(

@@ -159,12 +159,13 @@ async fn requests_and_starts_scan_no_table() {
     until_state(&sessions, &id, SessionState::Idle).await;
     send(&sessions, &id, "again").await;
     until(&sessions, &id, |event| matches!(event.body, EventBody::SnapshotTaken { .. })).await;
+    let key = SessionKey { owner: ada().email, text: "k".into() };
     let filters = [
         SessionFilter::default(),
         SessionFilter { archived: Some(false), ..SessionFilter::default() },
         SessionFilter { state: Some(SessionState::Paused), ..SessionFilter::default() },
         SessionFilter { id_prefix: Some("ses_a".into()), ..SessionFilter::default() },
-        SessionFilter { key: Some("k".into()), ..SessionFilter::default() },
+        SessionFilter { key: Some(key), ..SessionFilter::default() },
     ];
     for filter in &filters {
         sessions.find(filter, None, 20).await.unwrap();

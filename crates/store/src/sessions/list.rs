@@ -6,7 +6,7 @@ use harvest_proto::{
     RepositoryName, SandboxId, SessionId, SnapshotId, Timestamp, api::SessionState,
 };
 
-use super::{SELECT, SessionRecord, load_checkouts, read};
+use super::{SELECT, SessionKey, SessionRecord, load_checkouts, read};
 use crate::{
     DbRow, Store, StoreError,
     row::{self, to_enum_name},
@@ -26,7 +26,7 @@ pub struct SessionFilter {
     pub repository: Option<RepositoryName>,
     /// Matches titles that contain this text, ignoring case.
     pub title: Option<String>,
-    pub key: Option<String>,
+    pub key: Option<SessionKey>,
 }
 
 impl SessionFilter {
@@ -43,7 +43,9 @@ impl SessionFilter {
         // Texts are compared by bytes, and no character has larger ones.
         let end = self.id_prefix.as_ref().map(|prefix| format!("{prefix}\u{10ffff}"));
         add(end, " AND s.id < $?");
-        add(self.key.clone(), " AND s.key = $?");
+        let key = self.key.as_ref();
+        add(key.map(SessionKey::owner_column), " AND s.key_owner = $?");
+        add(key.map(|key| key.text.clone()), " AND s.key = $?");
         let has_repository =
             " AND EXISTS (SELECT 1 FROM checkouts c WHERE c.session = s.id AND c.repository = $?)";
         add(self.repository.clone().map(String::from), has_repository);

@@ -45,14 +45,28 @@ pub struct NewSession {
     pub conversation: String,
     pub forked_from: Option<SessionId>,
     pub forked_turn: Option<u32>,
-    /// The creator's unique key for the session.
-    pub key: Option<String>,
+    pub key: Option<SessionKey>,
     pub env: BTreeMap<String, String>,
     /// The agent may not ask the user.
     pub no_questions: bool,
     /// The pull request that the session is to have; the server's setting when absent.
     pub pr_mode: Option<PullRequestMode>,
     pub at: Timestamp,
+}
+
+/// A user's name for a session that they created. Different users may use the same text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SessionKey {
+    /// The e-mail address of the user.
+    pub owner: String,
+    pub text: String,
+}
+
+impl SessionKey {
+    /// Users are the same whatever the case of their address.
+    pub(crate) fn owner_column(&self) -> String {
+        self.owner.to_ascii_lowercase()
+    }
 }
 
 /// A session with the columns that the API does not show.
@@ -128,8 +142,10 @@ impl Store {
         self.optional(query, |row| row::count(row, "history_bytes")).await
     }
 
-    pub async fn session_by_key(&self, key: &str) -> Result<Option<SessionId>, StoreError> {
-        let query = sqlx::query("SELECT id FROM sessions WHERE key = $1").bind(key.to_owned());
+    pub async fn session_by_key(&self, key: &SessionKey) -> Result<Option<SessionId>, StoreError> {
+        let query = sqlx::query("SELECT id FROM sessions WHERE key_owner = $1 AND key = $2")
+            .bind(key.owner_column())
+            .bind(key.text.clone());
         self.optional(query, |row| row::parsed(row, "id")).await
     }
 
@@ -151,9 +167,9 @@ pub(crate) async fn insert(
     sqlx::query(
         "INSERT INTO sessions (id, title, state, reason, repository, branch, agent, model, network,
          author_name, author_email, conversation, forked_from, forked_turn, key, env, provider,
-         no_questions, effort, driver_state, created_at, last_activity, pr_mode)
+         no_questions, effort, driver_state, created_at, last_activity, pr_mode, key_owner)
          VALUES ($1, $2, $3, 'created', $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17,
-         $18, '', $19, $19, $20)",
+         $18, '', $19, $19, $20, $21)",
     )
     .bind(new.id.to_string())
     .bind(replace_nul(new.title))
@@ -168,13 +184,14 @@ pub(crate) async fn insert(
     .bind(new.conversation)
     .bind(new.forked_from.map(|id| id.to_string()))
     .bind(new.forked_turn.map(i64::from))
-    .bind(new.key)
+    .bind(new.key.as_ref().map(|key| key.text.clone()))
     .bind(to_json(&new.env))
     .bind(new.provider)
     .bind(i64::from(new.no_questions))
     .bind(new.effort.map(Effort::as_str))
     .bind(new.at.as_millis())
     .bind(new.pr_mode.map(PullRequestMode::as_str))
+    .bind(new.key.as_ref().map(SessionKey::owner_column))
     .execute(&mut *connection)
     .await
     .map_err(|error| StoreError::or_exists(error, format!("session {}", new.id)))?;

@@ -4,7 +4,7 @@ use harvest_proto::{
     SessionId,
     api::{PullRequest, PullRequestState},
 };
-use harvest_store::{NewSession, SessionFilter, Write};
+use harvest_store::{NewSession, SessionFilter, SessionKey, Write};
 
 use crate::test_store::{NOW, TestStore, new_session, on_both};
 
@@ -135,8 +135,12 @@ async fn repository_in_use_cannot_be_deleted(test: TestStore) {
 }
 
 async fn sessions_are_filtered_by_title_repository_key(test: TestStore) {
-    let new =
-        NewSession { title: "Fix 100% of Äpfel_x".into(), key: Some("k".into()), ..new_session() };
+    let key = |owner: &str| SessionKey { owner: owner.into(), text: "k".into() };
+    let new = NewSession {
+        title: "Fix 100% of Äpfel_x".into(),
+        key: Some(key("ada@example.org")),
+        ..new_session()
+    };
     let id = new.id.clone();
     test.store.session_insert_all(test.lease, vec![(new, Vec::new())]).await.unwrap();
     let bare = NewSession { checkouts: Vec::new(), ..new_session() };
@@ -157,7 +161,7 @@ async fn sessions_are_filtered_by_title_repository_key(test: TestStore) {
     assert!(found(named("p/s")).await.is_empty());
     assert_eq!(found(named("o/s")).await, std::slice::from_ref(&id));
     assert_eq!(
-        found(SessionFilter { key: Some("k".into()), ..named("o/r") }).await,
+        found(SessionFilter { key: Some(key("ada@example.org")), ..named("o/r") }).await,
         std::slice::from_ref(&id)
     );
     let prefix = |text: &str| SessionFilter {
@@ -167,10 +171,13 @@ async fn sessions_are_filtered_by_title_repository_key(test: TestStore) {
     };
     assert_eq!(found(prefix(&id.to_string()[..12])).await, std::slice::from_ref(&id));
     assert!(found(prefix("%")).await.is_empty() && found(prefix("ses\\")).await.is_empty());
-    assert_eq!(test.store.session_by_key("k").await.unwrap(), Some(id));
-    let again = NewSession { key: Some("k".into()), ..new_session() };
+    assert_eq!(test.store.session_by_key(&key("Ada@Example.org")).await.unwrap(), Some(id));
+    let again = NewSession { key: Some(key("ada@example.org")), ..new_session() };
     assert!(
         test.store.session_insert_all(test.lease, vec![(again, Vec::new())]).await.is_err(),
-        "a key is unique"
+        "a user's key is unique"
     );
+    assert_eq!(test.store.session_by_key(&key("eve@example.org")).await.unwrap(), None);
+    let other = NewSession { key: Some(key("eve@example.org")), ..new_session() };
+    test.store.session_insert_all(test.lease, vec![(other, Vec::new())]).await.unwrap();
 }

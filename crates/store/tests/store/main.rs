@@ -22,5 +22,6 @@ mod records;
 mod rest;
 mod statements;
 mod test_store;
+mod user_limits;
 mod webhooks;
 mod writes;

@@ -90,7 +90,7 @@ async fn exec(ctx: &Invocation, backend: &Backend, args: ExecArgs, sink: OutputS
             network,
             door,
             volumes: args.volumes.volumes.clone(),
-            state: Some(!args.volumes.no_state),
+            state: args.volumes.no_state.then_some(false),
             ..CreateSandbox::default()
         })),
     };

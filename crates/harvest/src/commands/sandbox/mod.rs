@@ -77,7 +77,7 @@ async fn create(ctx: &Invocation, backend: &Backend, args: CreateArgs) -> Result
         network,
         door,
         volumes: args.volumes.volumes.clone(),
-        state: Some(!args.volumes.no_state),
+        state: args.volumes.no_state.then_some(false),
         env: variables(&args.env)?,
     };
     let id = start_new(ctx, backend, &request).await?;

@@ -14,7 +14,7 @@ use harvest_proto::{
 
 use super::SandboxState;
 use crate::{
-    authorization::Access::Administer,
+    authorization::Access::Change,
     extract::{Path, Query},
     problem::{ApiError, JsonResult},
     routes::{
@@ -25,10 +25,10 @@ use crate::{
 
 pub(super) fn routes() -> Routes<SandboxState> {
     routes![
-        sandbox_file_get: Administer,
-        sandbox_file_stat: Administer,
-        sandbox_file_put: Administer,
-        sandbox_file_delete: Administer,
+        sandbox_file_get: Change,
+        sandbox_file_stat: Change,
+        sandbox_file_put: Change,
+        sandbox_file_delete: Change,
     ]
 }
 

@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::SandboxState;
 use crate::{
-    authorization::Access::Administer,
+    authorization::Access::{Administer, Read},
     extract::{Body, Path, Query},
     problem::{ApiError, JsonResult},
     routes::route::{Routes, page, routes},
@@ -17,9 +17,10 @@ use crate::{
 
 pub(super) fn routes() -> Routes<SandboxState> {
     routes![
-        image_list: Administer,
+        // `harvest exec` of a member looks for its image.
+        image_list: Read,
         image_create: Administer,
-        image_get: Administer,
+        image_get: Read,
         image_import: Administer,
         image_delete: Administer,
         image_usage: Administer,

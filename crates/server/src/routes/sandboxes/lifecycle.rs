@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::{Force, SandboxState, requester::RequestedBy};
 use crate::{
     auth::RevokedOrShutdown,
-    authorization::Access::Administer,
+    authorization::Access::{Administer, Change, Create, Read},
     command_body::CommandWithInput,
     extract::{Body, OptionalBody, Path, Query},
     idempotency::{Repeat, replayed},
@@ -27,27 +27,33 @@ use crate::{
 
 pub(super) fn routes() -> Routes<SandboxState> {
     routes![
-        sandbox_list: Administer,
-        sandbox_create: Administer.idempotent(Repeat::Planned),
-        sandbox_get: Administer,
-        sandbox_delete: Administer,
-        sandbox_exec: Administer,
-        sandbox_exec_open: Administer,
+        // Members see only their own.
+        sandbox_list: Read,
+        sandbox_create: Create.idempotent(Repeat::Planned),
+        sandbox_get: Change,
+        sandbox_delete: Change,
+        sandbox_exec: Change,
+        sandbox_exec_open: Change,
         // The sandbox is ephemeral: the command ends with its client.
-        exec_once: Administer.cancellable(),
-        sandbox_stop: Administer,
-        sandbox_start: Administer,
+        exec_once: Create.cancellable(),
+        sandbox_stop: Change,
+        sandbox_start: Change,
+        // Snapshots stay on the disk and count against no limit.
         sandbox_snapshot: Administer.idempotent(Repeat::Planned),
-        sandbox_fork: Administer.idempotent(Repeat::Planned),
+        sandbox_fork: Change.idempotent(Repeat::Planned),
         sandbox_restore: Administer.idempotent(Repeat::Planned),
     ]
 }
 
-/// Lists all sandboxes of the host, including those of sessions, newest first.
+/// Lists the sandboxes of the host, newest first: all of them for admins, including those of
+/// sessions, otherwise the user's own.
 #[utoipa::path(get, path = "/v1/sandboxes", tag = "sandboxes",
     responses((status = 200, body = SandboxList, description = "The sandboxes")))]
-async fn sandbox_list(State(state): State<SandboxState>) -> JsonResult<SandboxList> {
-    Ok(Json(state.sandboxes.provider().get_all().await?))
+async fn sandbox_list(
+    State(state): State<SandboxState>,
+    RequestedBy(requester): RequestedBy,
+) -> JsonResult<SandboxList> {
+    Ok(Json(state.sandboxes.list_for(&requester).await?))
 }
 
 /// Creates and starts a sandbox, which runs until it is stopped or deleted, even across server
@@ -162,9 +168,10 @@ async fn sandbox_stop(
     responses((status = 200, body = Sandbox, description = "The running sandbox")))]
 async fn sandbox_start(
     State(state): State<SandboxState>,
+    RequestedBy(requester): RequestedBy,
     Path(sandbox): Path<SandboxId>,
 ) -> JsonResult<Sandbox> {
-    Ok(Json(state.sandboxes.start(&sandbox).await?))
+    Ok(Json(state.sandboxes.start(&requester, &sandbox).await?))
 }
 
 /// Takes a snapshot of a sandbox, which keeps running.

@@ -27,7 +27,7 @@ impl From<&ServerState> for SandboxState {
     }
 }
 
-/// Standalone sandboxes can exhaust the host, so these routes are for admins.
+/// Members have standalone sandboxes within their limits; images, volumes and disks are for admins.
 pub(crate) fn routes() -> Routes<SandboxState> {
     Routes::merge([
         lifecycle::routes(),

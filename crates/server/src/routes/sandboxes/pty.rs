@@ -6,7 +6,7 @@ use harvest_proto::{SandboxId, api::SocketOut};
 use super::SandboxState;
 use crate::{
     auth::RevokedOrShutdown,
-    authorization::Access::Administer,
+    authorization::Access::Change,
     extract::{Path, Query},
     problem::ApiError,
     routes::{
@@ -18,7 +18,7 @@ use crate::{
 
 pub(super) fn routes() -> Routes<SandboxState> {
     routes![
-        sandbox_pty_open: Administer,
+        sandbox_pty_open: Change,
     ]
 }
 

@@ -22,7 +22,7 @@ fn two_turns() -> Simulation {
 fn restore_saves_current_state_and_numbers_continue() {
     let mut sim = two_turns();
     let first = sim.turns[&1].clone();
-    sim.input(Input::Restore { snapshot: Some(first.clone()), turn: 1 });
+    sim.input(Input::Restore { snapshot: Some(first.clone()), turn: Some(1) });
     assert!(matches!(sim.pending[..], [Action::StopAndSave { kind: SnapshotKind::Pause, .. }]));
     sim.crash();
     run(&mut sim);
@@ -41,7 +41,7 @@ fn restore_saves_current_state_and_numbers_continue() {
 #[test]
 fn restored_start_has_neither_snapshot_nor_conversation() {
     let mut sim = two_turns();
-    sim.input(Input::Restore { snapshot: None, turn: 0 });
+    sim.input(Input::Restore { snapshot: None, turn: Some(0) });
     run(&mut sim);
     assert_eq!((sim.state.latest_snapshot.as_ref(), sim.state.has_conversation), (None, false));
     assert_eq!(sim.state.public.state, SessionState::Idle);
@@ -54,7 +54,7 @@ fn restore_stops_and_saves_the_running_turn() {
     sim.prompt(false);
     run(&mut sim);
     let (first, waiting) = (sim.turns[&1].clone(), sim.order.len());
-    sim.input(Input::Restore { snapshot: Some(first.clone()), turn: 1 });
+    sim.input(Input::Restore { snapshot: Some(first.clone()), turn: Some(1) });
     assert!(matches!(sim.pending[..], [Action::StopTurn { .. }]));
     sim.prompt(false);
     run(&mut sim);
@@ -70,7 +70,7 @@ fn paused_session_stays_paused_after_restore() {
     sim.input(Input::Pause);
     run(&mut sim);
     let first = sim.turns[&1].clone();
-    sim.input(Input::Restore { snapshot: Some(first.clone()), turn: 1 });
+    sim.input(Input::Restore { snapshot: Some(first.clone()), turn: Some(1) });
     assert!(sim.pending.is_empty());
     assert_eq!(sim.state.latest_snapshot, Some(first));
     assert_eq!(
@@ -83,7 +83,7 @@ fn paused_session_stays_paused_after_restore() {
 fn restore_continues_after_a_failed_save() {
     let mut sim = two_turns();
     let first = sim.turns[&1].clone();
-    sim.input(Input::Restore { snapshot: Some(first.clone()), turn: 1 });
+    sim.input(Input::Restore { snapshot: Some(first.clone()), turn: Some(1) });
     sim.execute(0, EffectOutcome::Failure);
     assert_eq!(sim.state.public.reason, StateReason::SaveUnknown);
     sim.input(Input::Resume);

@@ -445,7 +445,7 @@ impl Simulation {
         if self.state.mode != Mode::Archived
             && !matches!(self.state.sandbox, SandboxState::SaveUnknown { .. })
         {
-            self.input(Input::Restore { snapshot, turn });
+            self.input(Input::Restore { snapshot, turn: Some(turn) });
         }
     }
 

@@ -39,6 +39,17 @@ struct AdmissionState {
 /// Passes a notice on; must not block.
 type NotifyDriver = Box<dyn Fn(Notice) + Send>;
 
+/// Who claims slots of standalone sandboxes.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Claimant<'a> {
+    /// E-mail address; absent without a server.
+    pub(crate) user: Option<&'a str>,
+    /// The most standalone sandboxes that this user may have; no such limit when absent.
+    pub(crate) own_limit: Option<usize>,
+    /// Stopped sandboxes of the user, which have no slot and count against the own limit.
+    pub(crate) stopped: usize,
+}
+
 impl Admission {
     pub(crate) fn new(limits: Limits) -> Self {
         let state = AdmissionState { policy: SlotPolicy::new(limits), drivers: HashMap::new() };
@@ -110,12 +121,16 @@ impl Admission {
     pub(crate) fn claim_standalone(
         &self,
         sandboxes: &[SandboxId],
-        user: Option<&str>,
+        claimant: Claimant<'_>,
         request_release: bool,
     ) -> Result<u64, SlotRefusal> {
         let mut claimed = Err(SlotRefusal::CLOSED);
         self.update(|policy| {
-            let user = user.map(user_key);
+            let user = claimant.user.map(user_key);
+            if let Some(refusal) = policy.own_limit_reached(sandboxes, user.as_deref(), claimant) {
+                claimed = Err(refusal);
+                return Vec::new();
+            }
             let (result, notices) =
                 policy.claim_standalone(sandboxes, user.as_deref(), request_release);
             claimed = result;

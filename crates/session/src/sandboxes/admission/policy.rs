@@ -20,13 +20,22 @@ pub struct Limits {
     pub sandboxes: usize,
     /// The same, of one user.
     pub sandboxes_per_user: Option<usize>,
+    /// Standalone sandboxes of one member, for whom no other number is set.
+    pub member_sandboxes: u32,
     /// Builds and checks of pushed commits. They never wait for a session, nor a session for them.
     pub checks: usize,
 }
 
+/// How many standalone sandboxes a member may have by default.
+const MEMBER_SANDBOXES: u32 = 2;
+
 impl Limits {
-    pub(crate) const UNLIMITED: Self =
-        Self { sandboxes: usize::MAX, sandboxes_per_user: None, checks: usize::MAX };
+    pub(crate) const UNLIMITED: Self = Self {
+        sandboxes: usize::MAX,
+        sandboxes_per_user: None,
+        member_sandboxes: MEMBER_SANDBOXES,
+        checks: usize::MAX,
+    };
 
     /// Defaults for a host of this size: four sandboxes per core, because an agent mostly waits for
     /// its model, and one per GiB, because a waiting agent uses less than that.
@@ -36,6 +45,7 @@ impl Limits {
         Self {
             sandboxes: cores.saturating_mul(4).min(fit).max(2),
             sandboxes_per_user: None,
+            member_sandboxes: MEMBER_SANDBOXES,
             // One user holds all of them but one.
             checks: cores.max(3),
         }
@@ -44,7 +54,12 @@ impl Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { sandboxes: usize::MAX, sandboxes_per_user: None, checks: 3 }
+        Self {
+            sandboxes: usize::MAX,
+            sandboxes_per_user: None,
+            member_sandboxes: MEMBER_SANDBOXES,
+            checks: 3,
+        }
     }
 }
 

@@ -4,7 +4,10 @@
 
 use harvest_proto::{SandboxId, SessionId};
 
-use super::policy::{Holder, Notice, SlotPolicy, SlotState};
+use super::{
+    Claimant,
+    policy::{Holder, Notice, SlotPolicy, SlotState},
+};
 use crate::decide::Limit;
 
 pub(super) struct StandaloneSlot {
@@ -64,6 +67,23 @@ impl SlotPolicy {
             self.adopt_standalone(sandbox.clone(), user.map(str::to_owned), claim);
         }
         (Ok(claim), Vec::new())
+    }
+
+    /// The refusal of a claim that exceeds the user's own limit. No other slot would help.
+    pub(crate) fn own_limit_reached(
+        &self,
+        sandboxes: &[SandboxId],
+        user: Option<&str>,
+        claimant: Claimant<'_>,
+    ) -> Option<SlotRefusal> {
+        let limit = claimant.own_limit?;
+        let new = sandboxes.iter().filter(|sandbox| !self.standalone.contains_key(sandbox)).count();
+        let running = self.standalone.values().filter(|slot| slot.user.as_deref() == user).count();
+        (running + claimant.stopped + new > limit).then_some(SlotRefusal {
+            limit: Limit::User(limit),
+            releasing: false,
+            can_succeed: self.open && claimant.stopped + new <= limit,
+        })
     }
 
     /// A running sandbox gets a slot even beyond the limit.

@@ -10,7 +10,7 @@ use crate::decide::Limit;
 use super::*;
 
 fn limits(sandboxes: usize, sandboxes_per_user: Option<usize>) -> Limits {
-    Limits { sandboxes, sandboxes_per_user, checks: 1 }
+    Limits { sandboxes, sandboxes_per_user, checks: 1, ..Limits::default() }
 }
 
 /// Sessions that act on notices as their drivers would, and report their new state.
