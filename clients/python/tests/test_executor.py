@@ -77,10 +77,11 @@ async def test_refusal_is_a_result(client: HarvestClient, host: Host) -> None:
         "POST", "tokens", {"name": "m", "user": {"name": "M", "email": "m@example.org"}}
     )
     async with HarvestClient(host.url, made["value"]) as member:
+        assert (await run(member, "print(1)")).stdout == "1\n"
+        host.api("PATCH", "users/m@example.org/limits", {"sandboxes": 0})
         result = await run(member, "print(1)")
-    if result.status == "failed":
-        assert (result.returncode, result.stdout) == (125, "")
-        assert "hint: " in result.stderr
+    assert (result.status, result.returncode, result.stdout) == ("failed", 125, "")
+    assert "hint: " in result.stderr
     missing = await run(client, "print(1)", cwd="/no/such/folder")
     assert (missing.returncode, missing.status) == (125, "failed")
     assert "/no/such/folder" in missing.stderr
@@ -89,6 +90,15 @@ async def test_refusal_is_a_result(client: HarvestClient, host: Host) -> None:
         assert (refused.returncode, refused.status) == (125, "failed")
         with pytest.raises(Unauthorized):
             await stranger.sessions()
+
+
+async def test_members_code_sees_no_shared_folder(host: Host) -> None:
+    user = {"name": "S", "email": "s@example.org"}
+    made = host.api("POST", "tokens", {"name": "s", "user": user})
+    code = "import os; print(os.path.ismount('/mnt/state'))"
+    async with HarvestClient(host.url, made["value"]) as member:
+        results = await asyncio.gather(*(run(member, code) for _ in range(4)))
+    assert [result.stdout for result in results] == ["False\n"] * 4
 
 
 async def test_only_an_unreachable_server_raises() -> None:

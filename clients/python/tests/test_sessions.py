@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from harvest_client import (
     HarvestClient,
@@ -19,7 +21,14 @@ from harvest_client import (
     TextDelta,
     TurnFailed,
 )
-from harvest_client.events import PromptQueued, RequestOpened, ToolEnded, TurnEnded, TurnStarted
+from harvest_client.events import (
+    PromptQueued,
+    PrOpened,
+    RequestOpened,
+    ToolEnded,
+    TurnEnded,
+    TurnStarted,
+)
 
 from .conftest import script
 from .host import Host
@@ -149,12 +158,66 @@ async def test_snapshot_starts_another_session(
 ) -> None:
     await session.exec("touch", "kept")
     snapshot = await session.snapshot()
-    assert session.status == "running"
+    assert (await session.refresh()).status == "running"
     await session.exec("rm", "kept")
     other = client.create_session("owner", "repo", agent="scripted", snapshot=snapshot)
     async with other:
         assert "kept" in await other.exec("ls")
     await other.delete()
+
+
+@pytest_asyncio.fixture
+async def member(host: Host) -> AsyncIterator[HarvestClient]:
+    """A client of a member."""
+    name = f"member-{uuid.uuid4()}"
+    user = {"name": name, "email": f"{name}@example.org"}
+    made = host.api("POST", "tokens", {"name": name, "user": user})
+    async with HarvestClient(host.url, made["value"]) as client:
+        yield client
+
+
+async def test_member_takes_and_restores_snapshots(member: HarvestClient) -> None:
+    async with member.create_session(agent="scripted", network="none") as session:
+        await session.send_prompt(script({"write": {"path": "a", "content": "one"}}))
+        kept = await session.snapshot("before")
+        await session.send_prompt(script({"write": {"path": "a", "content": "two"}}))
+        assert await session.snapshot() != kept
+        named = [one for one in await session.snapshots() if one.name == "before"]
+        assert [(one.id, one.kind, one.pinned) for one in named] == [(kept, "request", True)]
+        await session.restore(snapshot=kept)
+        assert "one" in await session.exec("cat", "a")
+        other = member.create_session(agent="scripted", snapshot=kept)
+        async with other:
+            assert "one" in await other.exec("cat", "a")
+        await other.delete()
+    await session.delete()
+
+
+async def test_key_belongs_to_its_user(member: HarvestClient, client: HarvestClient) -> None:
+    arguments: dict[str, Any] = {"agent": "scripted", "network": "none"}
+    key = f"ticket #12/{uuid.uuid4()}"
+    theirs = await member.create_session(session_id=key, **arguments).start()
+    with pytest.raises(NotFound):
+        await client.session(key).refresh()
+    own = await client.create_session(session_id=key, **arguments).start()
+    assert own.id != theirs.id
+    again = member.session(key)
+    assert await again.send_prompt(script({"text": "hi"})) == "hi"
+    assert again.id == theirs.id
+    for session in (own, theirs):
+        await session.delete()
+
+
+async def test_pr_mode_opens_pull_request_by_itself(client: HarvestClient) -> None:
+    async with client.create_session("owner", "repo", agent="scripted", pr="draft") as session:
+        await session.send_prompt(script({"write": {"path": "left", "content": "x"}}))
+        opened = None
+        async for event in session.events(follow_new=True):
+            if isinstance(event, PrOpened):
+                opened = await session.pull_request()
+                break
+        assert opened is not None
+        assert opened.state == "open"
 
 
 async def test_pull_request_is_opened_and_updated(client: HarvestClient) -> None:

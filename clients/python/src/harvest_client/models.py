@@ -193,6 +193,7 @@ class Snapshot:
     pinned: bool
     gone: bool
     turn: int | None = None
+    name: str | None = None
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ class SessionOptions:
     user_email: str | None = None
     snapshot: str | None = None
     network: str | None = None
+    pr_mode: str | None = None
     env: dict[str, str] = field(default_factory=dict)
     budget_micros: int | None = None
     secrets: dict[str, Secret] = field(default_factory=dict)
@@ -68,6 +69,7 @@ class SessionOptions:
             "author": self.author,
             "from": self.snapshot,
             "network": self.network,
+            "pr_mode": self.pr_mode,
             "env": self.env,
             "budget_micros": self.budget_micros,
             "secrets": self.secrets,

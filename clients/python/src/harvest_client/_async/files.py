@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from ..decode import decode
 from ..models import FileStat
@@ -12,17 +12,17 @@ from .connection import Connection
 class Files:
     """Reads and writes files; relative paths begin at the first checkout."""
 
-    def __init__(self, connection: Connection, session_id: Callable[[], Awaitable[str]]) -> None:
+    def __init__(self, connection: Connection, path: Callable[[str], str]) -> None:
         self._connection = connection
-        self._session_id = session_id
+        self._session_path = path
 
-    async def _path(self) -> str:
-        return f"/v1/sessions/{await self._session_id()}/files"
+    def _path(self) -> str:
+        return self._session_path("/files")
 
     async def read(self, path: str) -> bytes:
         """The content of a file."""
         return await self._connection.bytes(
-            "GET", await self._path(), query={"path": path}, accept="application/octet-stream"
+            "GET", self._path(), query={"path": path}, accept="application/octet-stream"
         )
 
     async def read_text(self, path: str) -> str:
@@ -33,21 +33,21 @@ class Files:
         """Writes a file into an existing folder; `mode` is its permissions, such as `0o755`."""
         data = content.encode() if isinstance(content, str) else content
         query = {"path": path, "mode": None if mode is None else f"{mode:o}"}
-        stat = await self._connection.json("PUT", await self._path(), content=data, query=query)
+        stat = await self._connection.json("PUT", self._path(), content=data, query=query)
         return decode(FileStat, stat)
 
     async def make_folder(self, path: str) -> FileStat:
         """Makes a folder."""
         query = {"path": path, "kind": "folder"}
-        stat = await self._connection.json("PUT", await self._path(), content=b"", query=query)
+        stat = await self._connection.json("PUT", self._path(), content=b"", query=query)
         return decode(FileStat, stat)
 
     async def list(self, path: str = ".") -> list[FileStat]:
         """The entries of a folder."""
-        pages = self._connection.pages(await self._path(), {"path": path})
+        pages = self._connection.pages(self._path(), {"path": path})
         return [decode(FileStat, entry) async for entry in pages]
 
     async def delete(self, path: str, *, recursive: bool = False) -> None:
         """Removes a file, or a folder with everything in it."""
         query = {"path": path, "recursive": recursive or None}
-        await self._connection.bytes("DELETE", await self._path(), query=query)
+        await self._connection.bytes("DELETE", self._path(), query=query)

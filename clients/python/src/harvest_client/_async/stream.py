@@ -17,7 +17,7 @@ from .connection import Connection
 
 
 async def follow(
-    connection: Connection, session_id: str, after: int
+    connection: Connection, session_path: str, after: int
 ) -> AsyncGenerator[Event, None]:
     """Every event after `after`, for ever. Resumes by `seq`; unknown types are passed over."""
     waits, since = delays(), time.monotonic()
@@ -25,7 +25,7 @@ async def follow(
         failure: ServerUnreachable | ApiError
         connected = False
         try:
-            async with aclosing(_frames(connection, session_id, after)) as frames:
+            async with aclosing(_frames(connection, session_path, after)) as frames:
                 async for frame in frames:
                     connected = True
                     seq = frame.data.get("seq")
@@ -50,13 +50,13 @@ async def follow(
 
 
 async def _frames(
-    connection: Connection, session_id: str, after: int
+    connection: Connection, session_path: str, after: int
 ) -> AsyncGenerator[Frame, None]:
     """The frames of one connection; ends when it breaks."""
     frames = Frames()
     async with connection.open(
         "GET",
-        f"/v1/sessions/{session_id}/events",
+        f"{session_path}/events",
         query={"after": after},
         accept="text/event-stream",
     ) as response:

@@ -86,14 +86,16 @@ class HarvestClient:
         session_id: str | None = None,
         snapshot: str | None = None,
         network: str | None = None,
+        pr: str | None = None,
         env: Mapping[str, str] | None = None,
         budget: float | str | Decimal | None = None,
     ) -> HarvestSession:
         """A session, created on the server when its context is entered or by its `start()`.
 
         A repository that is not registered is taken from github.com. `branch` is where the work
-        starts, `budget` what its model calls may cost in US dollars. Tokens become secrets of the
-        session at the gateway; they never enter the sandbox, unlike `env`.
+        starts, `budget` what its model calls may cost in US dollars, `pr` the pull request that the
+        session is to have: `none`, `draft` or `ready`. Tokens become secrets of the session at the
+        gateway; they never enter the sandbox, unlike `env`.
         """
         return HarvestSession(
             session_id,
@@ -113,6 +115,7 @@ class HarvestClient:
             linear_api_key=linear_api_key,
             snapshot=snapshot,
             network=network,
+            pr=pr,
             env=env,
             budget=budget,
             client=self,

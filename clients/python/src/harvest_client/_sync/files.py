@@ -13,12 +13,12 @@ from .connection import Connection
 class Files:
     """Reads and writes files; relative paths begin at the first checkout."""
 
-    def __init__(self, connection: Connection, session_id: Callable[[], str]) -> None:
+    def __init__(self, connection: Connection, path: Callable[[str], str]) -> None:
         self._connection = connection
-        self._session_id = session_id
+        self._session_path = path
 
     def _path(self) -> str:
-        return f"/v1/sessions/{self._session_id()}/files"
+        return self._session_path("/files")
 
     def read(self, path: str) -> bytes:
         """The content of a file."""

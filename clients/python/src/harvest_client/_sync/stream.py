@@ -17,14 +17,14 @@ from .compat import sleep
 from .connection import Connection
 
 
-def follow(connection: Connection, session_id: str, after: int) -> Generator[Event, None, None]:
+def follow(connection: Connection, session_path: str, after: int) -> Generator[Event, None, None]:
     """Every event after `after`, for ever. Resumes by `seq`; unknown types are passed over."""
     waits, since = delays(), time.monotonic()
     while True:
         failure: ServerUnreachable | ApiError
         connected = False
         try:
-            with closing(_frames(connection, session_id, after)) as frames:
+            with closing(_frames(connection, session_path, after)) as frames:
                 for frame in frames:
                     connected = True
                     seq = frame.data.get("seq")
@@ -48,12 +48,12 @@ def follow(connection: Connection, session_id: str, after: int) -> Generator[Eve
         sleep(wait)
 
 
-def _frames(connection: Connection, session_id: str, after: int) -> Generator[Frame, None, None]:
+def _frames(connection: Connection, session_path: str, after: int) -> Generator[Frame, None, None]:
     """The frames of one connection; ends when it breaks."""
     frames = Frames()
     with connection.open(
         "GET",
-        f"/v1/sessions/{session_id}/events",
+        f"{session_path}/events",
         query={"after": after},
         accept="text/event-stream",
     ) as response:
