@@ -11,7 +11,8 @@ use harvest_proto::{
 
 use crate::{
     CheckStatus, Forge, ForgeFailure, GitHub, LocalForge, Operation, PullRequestChange,
-    PullRequestSpec, RemoteRepository, Webhook, WebhookError, WebhookHeaders,
+    PullRequestSpec, ReadAnswer, ReadRoute, RemoteRepository, Webhook, WebhookError,
+    WebhookHeaders,
 };
 
 /// The forges of a server. Cheap to clone.
@@ -128,8 +129,16 @@ impl Forge for Forges {
         repository: &RemoteRepository,
         number: u64,
         body: &str,
-    ) -> Result<(), ForgeFailure> {
+    ) -> Result<String, ForgeFailure> {
         self.at(&repository.url)?.comment(repository, number, body).await
+    }
+
+    async fn read(
+        &self,
+        repository: &RemoteRepository,
+        route: &ReadRoute,
+    ) -> Result<ReadAnswer, ForgeFailure> {
+        self.at(&repository.url)?.read(repository, route).await
     }
 
     async fn set_evidence(

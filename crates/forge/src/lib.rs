@@ -5,8 +5,10 @@
 mod failure;
 mod forges;
 mod github;
+pub mod graphql;
 pub mod local;
 mod pem;
+mod read_route;
 mod slug;
 mod traits;
 mod webhook;
@@ -19,6 +21,7 @@ pub use local::{
     PermissionLevel, Permissions,
 };
 pub use pem::InvalidKey;
+pub use read_route::{ReadAnswer, ReadForm, ReadRoute, RouteRefusal};
 pub use slug::slug;
 pub use traits::{
     CheckState, CheckStatus, Forge, Operation, PullRequestChange, PullRequestSpec, RemoteRepository,

@@ -9,7 +9,7 @@ use harvest_proto::{
     api::{Evidence, PullRequest},
 };
 
-use crate::{Webhook, WebhookError, WebhookHeaders, failure::ForgeFailure};
+use crate::{ReadAnswer, ReadRoute, Webhook, WebhookError, WebhookHeaders, failure::ForgeFailure};
 
 /// Where users' repositories are without a setting.
 pub(crate) const GITHUB: &str = "https://github.com";
@@ -32,6 +32,10 @@ pub enum Operation {
     /// To turn a pull request into a draft, and back.
     Drafts,
     Statuses,
+    /// Reading runs of workflows.
+    Actions,
+    /// Reading runs of checks.
+    Checks,
 }
 
 /// A pull request to open.
@@ -154,13 +158,20 @@ pub trait Forge: Send + Sync {
         status: CheckStatus,
     ) -> Result<(), ForgeFailure>;
 
-    /// Adds a comment to a pull request.
+    /// Adds a comment to a pull request and returns the URL of its page.
     async fn comment(
         &self,
         repository: &RemoteRepository,
         number: u64,
         body: &str,
-    ) -> Result<(), ForgeFailure>;
+    ) -> Result<String, ForgeFailure>;
+
+    /// Reads a part of a repository in the form of GitHub's REST API.
+    async fn read(
+        &self,
+        repository: &RemoteRepository,
+        route: &ReadRoute,
+    ) -> Result<ReadAnswer, ForgeFailure>;
 
     /// Shows the result of the check on the forge's own page of a pull request, if it has one.
     async fn set_evidence(

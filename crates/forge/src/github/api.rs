@@ -16,7 +16,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use super::settings::RepositoryPath;
-use crate::{ForgeFailure, Operation};
+use crate::{ForgeFailure, Operation, ReadForm};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 // A page of a hundred pull requests with bodies has at most a few megabytes.
@@ -36,6 +36,9 @@ pub(super) struct Call<'a> {
     pub(super) operation: Operation,
     /// For messages, followed by the repository: `open a pull request in`.
     pub(super) doing: &'static str,
+    pub(super) form: ReadForm,
+    /// Whether a refusal that concerns the request alone is an answer, and no failure.
+    pub(super) passes_refusals: bool,
 }
 
 impl<'a> Call<'a> {
@@ -45,8 +48,9 @@ impl<'a> Call<'a> {
         operation: Operation,
         doing: &'static str,
     ) -> Self {
-        let route = Some(route);
-        Self { method, route, query: &[], body: None, etag: None, operation, doing }
+        let (route, body, etag) = (Some(route), None, None);
+        let (form, passes_refusals) = (ReadForm::Json, false);
+        Self { method, route, query: &[], body, etag, operation, doing, form, passes_refusals }
     }
 
     pub(super) const fn get(route: &'a str, operation: Operation, doing: &'static str) -> Self {
@@ -61,13 +65,12 @@ impl<'a> Call<'a> {
         Self::new(Method::PATCH, route, operation, doing)
     }
 
-    pub(super) const fn graphql(
+    pub(super) fn graphql(
         body: &'a Value,
         operation: Operation,
         doing: &'static str,
     ) -> Self {
-        let body = Some(body);
-        Self { method: Method::POST, route: None, query: &[], body, etag: None, operation, doing }
+        Self { route: None, body: Some(body), ..Self::new(Method::POST, "", operation, doing) }
     }
 
     pub(super) fn with_query(self, query: &'a [(&'a str, &'a str)]) -> Self {
@@ -82,9 +85,11 @@ impl<'a> Call<'a> {
 /// A successful answer, or one that says that nothing has changed.
 #[derive(Debug)]
 pub(super) struct Answer {
+    pub(super) status: StatusCode,
     pub(super) not_modified: bool,
     pub(super) etag: Option<String>,
-    body: Vec<u8>,
+    pub(super) link: Option<String>,
+    pub(super) body: Vec<u8>,
 }
 
 impl Answer {
@@ -248,7 +253,6 @@ impl Api {
             .client()?
             .request(method, url)
             .bearer_auth(token.expose().trim())
-            .header(header::ACCEPT, "application/vnd.github+json")
             .header(header::USER_AGENT, "harvest")
             .header("x-github-api-version", VERSION);
         let answered = adjust(request).send().await.map_err(unreachable)?;
@@ -260,12 +264,7 @@ impl Api {
                 return Err(ForgeFailure::other("GitHub's answer is too long"));
             }
         }
-        // A server may quote the request in its answer.
-        let secret = token.expose().trim();
-        if !status.is_success() && !secret.is_empty() {
-            body = String::from_utf8_lossy(&body).replace(secret, "***").into_bytes();
-        }
-        Ok(RawAnswer { status, headers, body })
+        Ok(RawAnswer { status, headers, body: without(body, token) })
     }
 
     /// Sends a request about a repository. `of_app` tells whose token it is, for messages.
@@ -283,6 +282,7 @@ impl Api {
             None => graphql_url(&self.base),
         };
         let answer = self.request_at(call.method.clone(), url, token, |mut request| {
+            request = request.header(header::ACCEPT, call.form.accept());
             if let Some(etag) = call.etag {
                 request = request.header(header::IF_NONE_MATCH, etag);
             }
@@ -298,12 +298,32 @@ impl Api {
         if call.route.is_none() && answer.status.is_success() {
             graphql_failure(path, call.doing, of_app, &answer)?;
         }
-        if answer.status.is_success() || not_modified {
-            let etag = answer.header(header::ETAG.as_str()).map(str::to_owned);
-            return Ok(Answer { not_modified, etag, body: answer.body });
+        let passed = call.passes_refusals && concerns_request(answer.status);
+        if answer.status.is_success() || not_modified || passed {
+            let text = |name: &str| answer.header(name).map(str::to_owned);
+            let (etag, link) = (text(header::ETAG.as_str()), text(header::LINK.as_str()));
+            let RawAnswer { status, body, .. } = answer;
+            return Ok(Answer { status, not_modified, etag, link, body });
         }
         Err(failure(path, call.doing, of_app, &answer))
     }
+}
+
+/// A body that does not repeat the token: a server may quote the request in its answer, and parts
+/// of an answer reach sandboxes and messages.
+fn without(body: Vec<u8>, token: &Secret<String>) -> Vec<u8> {
+    let token = token.expose().trim();
+    let repeats =
+        !token.is_empty() && body.windows(token.len()).any(|part| part == token.as_bytes());
+    match repeats {
+        true => String::from_utf8_lossy(&body).replace(token, "***").into_bytes(),
+        false => body,
+    }
+}
+
+/// Whether a refusal is about what was asked for, and not about who asked or the server.
+fn concerns_request(status: StatusCode) -> bool {
+    [400, 404, 406, 409, 410, 415, 422, 451].contains(&status.as_u16())
 }
 
 /// The query of a URL with its question mark; empty without parameters.

@@ -18,7 +18,7 @@ use super::{
     api::{Api, RawAnswer},
     settings::{AppKey, RepositoryPath},
 };
-use crate::{Clock, ForgeFailure, Operation};
+use crate::{Clock, ForgeFailure, Operation, ReadForm};
 
 // A push may take minutes.
 const RENEW_BEFORE: Duration = Duration::from_secs(300);
@@ -26,7 +26,7 @@ const RENEW_BEFORE: Duration = Duration::from_secs(300);
 const ISSUED_BEFORE_SECONDS: i64 = 60;
 // GitHub's limit is ten minutes from now.
 const VALID_SECONDS: i64 = 540;
-// Five operations of each repository in use.
+// Seven operations of each repository in use.
 const MAX_TOKENS: usize = 4000;
 
 /// The App that signs in.
@@ -109,6 +109,7 @@ impl AppTokens {
         let body = json!({"repositories": [path.name], "permissions": permissions(operation)});
         let route = format!("/app/installations/{installation}/access_tokens");
         let answer = api.request(Method::POST, &route, &jwt, |request| {
+            let request = request.header(header::ACCEPT, ReadForm::Json.accept());
             request.header(header::CONTENT_TYPE, "application/json").body(body.to_string())
         });
         let answer = answer.await?;
@@ -138,6 +139,8 @@ fn permissions(operation: Operation) -> Value {
         // Without the first one GitHub refuses an App's token.
         Operation::Drafts => json!({"contents": "write", "pull_requests": "write"}),
         Operation::Statuses => json!({"statuses": "write"}),
+        Operation::Actions => json!({"actions": "read"}),
+        Operation::Checks => json!({"checks": "read"}),
     }
 }
 
@@ -147,6 +150,8 @@ const fn doing(operation: Operation) -> &'static str {
         Operation::Push => "push to",
         Operation::PullRequests | Operation::Drafts => "write pull requests of",
         Operation::Statuses => "set commit statuses of",
+        Operation::Actions => "read workflow runs of",
+        Operation::Checks => "read check runs of",
     }
 }
 
@@ -163,7 +168,9 @@ async fn find_installation(
         suspended_at: Option<String>,
     }
     let route = format!("/repos/{path}/installation");
-    let answer = api.request(Method::GET, &route, jwt, |request| request).await?;
+    let accept =
+        |request: reqwest::RequestBuilder| request.header(header::ACCEPT, ReadForm::Json.accept());
+    let answer = api.request(Method::GET, &route, jwt, accept).await?;
     if !answer.status.is_success() {
         return Err(refused(app, path, Operation::Fetch, &answer));
     }

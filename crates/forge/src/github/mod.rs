@@ -20,7 +20,8 @@ use self::{
 };
 use crate::{
     CheckStatus, Clock, Forge, ForgeFailure, Operation, PullRequestChange, PullRequestSpec,
-    RemoteRepository, Webhook, WebhookError, WebhookHeaders, read_webhook, traits::GITHUB,
+    ReadAnswer, ReadRoute, RemoteRepository, Webhook, WebhookError, WebhookHeaders,
+    read_route::next_page, read_webhook, traits::GITHUB,
 };
 pub use settings::{AppKey, GitHubSettings, InvalidGitHubUrl, SignIn};
 use settings::{RepositoryPath, Site};
@@ -302,12 +303,36 @@ impl Forge for GitHub {
         repository: &RemoteRepository,
         number: u64,
         body: &str,
-    ) -> Result<(), ForgeFailure> {
+    ) -> Result<String, ForgeFailure> {
+        #[derive(serde::Deserialize)]
+        struct Created {
+            html_url: String,
+        }
         let path = self.path(&repository.url)?;
         let body = json!({ "body": cut(body, MAX_BODY) });
         let route = format!("/issues/{number}/comments");
         let call = Call::post(&route, Operation::PullRequests, "comment on a pull request of");
-        self.send(repository, &path, call.with_body(&body)).await.map(drop)
+        let answer = self.send(repository, &path, call.with_body(&body)).await?;
+        Ok(answer.json::<Created>(&path)?.html_url)
+    }
+
+    async fn read(
+        &self,
+        repository: &RemoteRepository,
+        route: &ReadRoute,
+    ) -> Result<ReadAnswer, ForgeFailure> {
+        let path = self.path(&repository.url)?;
+        let query: Vec<(&str, &str)> =
+            route.query.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        let below = route.path();
+        let call = Call {
+            form: route.form,
+            passes_refusals: true,
+            ..Call::get(&below, route.operation(), "read")
+        };
+        let answer = self.send(repository, &path, call.with_query(&query)).await?;
+        let next = answer.link.as_deref().and_then(next_page);
+        Ok(ReadAnswer { status: answer.status.as_u16(), body: answer.body, next })
     }
 
     fn read_webhook(

@@ -36,14 +36,20 @@ impl Permissions {
     pub fn new<'a>(
         permissions: impl IntoIterator<Item = (&'a str, PermissionLevel)>,
     ) -> Result<Self, ForgeError> {
-        let mut all = BTreeMap::from([("metadata".to_owned(), PermissionLevel::Read)]);
+        let mut all = BTreeMap::new();
         for (name, level) in permissions {
             if !KNOWN.contains(&name) {
                 return Err(ForgeError::UnknownPermission { name: name.to_owned() });
             }
             all.insert(name.to_owned(), level);
         }
-        Ok(Self(all))
+        Ok(Self(all).with_metadata())
+    }
+
+    /// Adds the permission to read what a repository is, which all have.
+    pub(super) fn with_metadata(mut self) -> Self {
+        self.0.insert("metadata".to_owned(), PermissionLevel::Read);
+        self
     }
 
     pub(super) fn allow(&self, name: &str, level: PermissionLevel) -> bool {

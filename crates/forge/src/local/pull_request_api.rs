@@ -13,11 +13,12 @@ use super::{
     ForgeError, LocalForge,
     merge::{MergeMethod, MergeOutcome, MergeRequest, merge_texts},
     pull_requests::{NewPullRequest, Opening, PullChange},
+    rest,
     statuses::{CommitState, NewStatus},
 };
 use crate::{
     CheckState, CheckStatus, Forge, ForgeFailure, Operation, PullRequestChange, PullRequestSpec,
-    RemoteRepository,
+    ReadAnswer, ReadRoute, RemoteRepository,
 };
 
 impl From<ForgeError> for ForgeFailure {
@@ -181,11 +182,21 @@ impl Forge for LocalForge {
         repository: &RemoteRepository,
         number: u64,
         body: &str,
-    ) -> Result<(), ForgeFailure> {
+    ) -> Result<String, ForgeFailure> {
         let name = self.own_name(&repository.url)?;
         let pull = Self::pull_request(self, name.name(), number).await?;
         let (body, author) = (body.to_owned(), LOCAL_OWNER);
-        Ok(self.add_comment(name.name(), pull.number, author, body).await.map(drop)?)
+        let comment = self.add_comment(name.name(), pull.number, author, body).await?;
+        Ok(rest::comment_page(self, name.name(), &comment))
+    }
+
+    async fn read(
+        &self,
+        repository: &RemoteRepository,
+        route: &ReadRoute,
+    ) -> Result<ReadAnswer, ForgeFailure> {
+        let name = self.own_name(&repository.url)?;
+        rest::read(self, name.name(), route).await
     }
 
     async fn set_evidence(

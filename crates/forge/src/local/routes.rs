@@ -28,6 +28,7 @@ pub(super) fn router(forge: LocalForge) -> Router {
         .nest(rest::PATH, rest::router())
         // Nesting leaves out the path with a slash at its end, which clients ask for.
         .route(&format!("{}/", rest::PATH), rest::root())
+        .route(rest::GRAPHQL_PATH, post(rest::graphql))
         .with_state(forge)
 }
 

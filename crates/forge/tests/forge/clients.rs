@@ -68,6 +68,7 @@ async fn gh(host: &RestHost, token: &str, arguments: &[&str]) -> (bool, String) 
         .args(arguments)
         .env_clear()
         .env("HOME", &home)
+        .env("PATH", std::env::var_os("PATH").unwrap())
         .env("GH_CONFIG_DIR", &home)
         .env("GH_HOST", name)
         .env("GH_ENTERPRISE_TOKEN", token)
@@ -102,5 +103,38 @@ async fn gh_reads_and_writes_with_its_api_command() {
     assert_eq!(gh(&host, TOKEN, &runs).await, (true, "[]\n".to_owned()));
     let (allowed, refused) = gh(&host, "wr0ng-t0ken", &["api", "repos/local/app"]).await;
     assert!(!allowed && refused.contains("Bad credentials") && !refused.contains("wr0ng"));
+    host.validate().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn gh_works_on_pull_requests_with_a_token() {
+    let host = RestHost::with_tls().await;
+    host.push_branches().await;
+    let repository = format!("{}/local/app", host.url.split_once("://").unwrap().1);
+    let run = async |arguments: &[&str]| {
+        gh(&host, TOKEN, &[arguments, &["-R", &repository]].concat()).await
+    };
+    let create = ["pr", "create", "--title", "T", "--body", "B", "--head", "harvest/a", "--draft"];
+    let (created, output) = run(&create).await;
+    assert!(created && output.contains("/local/app/pr/1\n"), "{output}");
+    let (again, output) = run(&create).await;
+    assert!(!again && output.contains("already exists"), "{output}");
+    let (_, list) = run(&["pr", "list", "--base", "main", "--state", "all"]).await;
+    assert!(list.starts_with("1\tT\tharvest/a\tDRAFT\t"), "{list}");
+    let (commented, output) = run(&["pr", "comment", "1", "--body", "Looks good"]).await;
+    assert!(commented && output.contains("#issuecomment-"), "{output}");
+    let (_, view) = run(&["pr", "view", "1", "--comments"]).await;
+    assert!(view.contains("Looks good"), "{view}");
+    let (_, view) = run(&["pr", "view", "harvest/a"]).await;
+    assert!(view.contains("title:\tT\n") && view.contains("state:\tDRAFT\n"), "{view}");
+    for refused in [&["pr", "list", "--search", "x"][..], &["pr", "merge", "1", "--merge"]] {
+        let (worked, output) = run(refused).await;
+        assert!(!worked && output.contains("only `gh pr create`"), "{output}");
+    }
+    let wrong = gh(&host, "wr0ng-t0ken", &["pr", "list", "-R", &repository]).await;
+    assert!(
+        !wrong.0 && wrong.1.contains("Bad credentials") && !wrong.1.contains("wr0ng"),
+        "{wrong:?}"
+    );
     host.validate().await;
 }

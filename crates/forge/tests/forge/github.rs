@@ -6,7 +6,7 @@ use harvest_forge::{
     App, AppKey, CheckState, CheckStatus, Forge, ForgeFailure, Forges, GitHub, GitHubSettings,
     Operation,
     PermissionLevel::{self, Read, Write},
-    PullRequestChange, PullRequestSpec, RemoteRepository, SignIn,
+    PullRequestChange, PullRequestSpec, ReadForm, ReadRoute, RemoteRepository, SignIn,
 };
 use harvest_proto::{Hint, Secret, api::PullRequestState};
 use serde_json::Value;
@@ -83,6 +83,49 @@ async fn app_works_on_pull_request_over_tls() {
     Forge::merge_pull_request(&host.forge, &remote, 1).await.unwrap();
     let merged = github.pull_request(&remote, 1).await.unwrap();
     assert_eq!(merged.state, PullRequestState::Merged);
+    host.validate().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reads_of_both_forges_are_the_same() {
+    let host = RestHost::with_tls().await;
+    host.push_branches().await;
+    let app = host.register(&[ALL, &[("actions", Read), ("checks", Read)]].concat()).await;
+    let (github, remote) = (host.signed_in(&app), host.remote());
+    github.open_pull_request(&remote, spec()).await.unwrap();
+    let route = |path: &str, query: &[(&str, &str)], form| {
+        let segments = path.split('/').filter(|one| !one.is_empty()).map(str::to_owned).collect();
+        let query = query.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect();
+        ReadRoute::new(segments, query, form).unwrap()
+    };
+    for (path, status) in [
+        ("", 200),
+        ("pulls", 200),
+        ("pulls/1", 200),
+        ("pulls/1/reviews", 200),
+        ("pulls/1/files", 200),
+        ("pulls/99", 404),
+        ("branches/harvest%2Fa", 404),
+        ("branches/harvest/a", 200),
+        ("commits/main/status", 200),
+        ("commits/main/check-runs", 200),
+        ("actions/runs", 200),
+    ] {
+        let route = route(path, &[], ReadForm::Json);
+        let there = github.read(&remote, &route).await.unwrap();
+        let here = Forge::read(&host.forge, &remote, &route).await.unwrap();
+        assert_eq!(there.status, status, "{path}");
+        assert_eq!(here, there, "{path}");
+    }
+    let first = route("branches", &[("per_page", "1")], ReadForm::Json);
+    let there = github.read(&remote, &first).await.unwrap();
+    let next = there.next.clone().unwrap();
+    assert!(next.contains(&("page".to_owned(), "2".to_owned())), "{next:?}");
+    assert_eq!(Forge::read(&host.forge, &remote, &first).await.unwrap(), there);
+    let diff = route("pulls/1", &[], ReadForm::Diff);
+    let there = github.read(&remote, &diff).await.unwrap();
+    assert!(there.body.starts_with(b"diff --git"), "a diff is no JSON");
+    assert_eq!(Forge::read(&host.forge, &remote, &diff).await.unwrap(), there);
     host.validate().await;
 }
 

@@ -1,8 +1,8 @@
 //! A test server in its own folder, and helpers that wait for sessions.
 
 use harvest_forge::{
-    CheckStatus, Forge, ForgeFailure, Operation, PullRequestChange, PullRequestSpec,
-    RemoteRepository, Webhook, WebhookError, WebhookHeaders, read_webhook,
+    CheckStatus, Forge, ForgeFailure, Operation, PullRequestChange, PullRequestSpec, ReadAnswer,
+    ReadRoute, RemoteRepository, Webhook, WebhookError, WebhookHeaders, read_webhook,
 };
 use harvest_gateway::ledger::{MostTokens, PlannedCall};
 use harvest_proto::CallId;
@@ -105,6 +105,9 @@ pub(crate) struct RecordingPulls {
     /// The open pull requests, by the URL of their repositories.
     pub(crate) open: Mutex<HashMap<String, PullRequest>>,
     pub(crate) statuses: Mutex<Vec<(String, CheckStatus)>>,
+    pub(crate) comments: Mutex<Vec<(u64, String)>>,
+    /// What was read of repositories, with their URLs.
+    pub(crate) reads: Mutex<Vec<(String, ReadRoute)>>,
     /// Why calls are refused.
     pub(crate) refuses: Mutex<Option<fn() -> ForgeFailure>>,
     /// The URLs of removed repositories; their removal can be made to fail.
@@ -228,10 +231,20 @@ impl Forge for RecordingPulls {
     async fn comment(
         &self,
         _repository: &RemoteRepository,
-        _number: u64,
-        _body: &str,
-    ) -> Result<(), ForgeFailure> {
-        Ok(())
+        number: u64,
+        body: &str,
+    ) -> Result<String, ForgeFailure> {
+        self.comments.lock().unwrap().push((number, body.to_owned()));
+        Ok("http://forge/7#1".to_owned())
+    }
+
+    async fn read(
+        &self,
+        repository: &RemoteRepository,
+        route: &ReadRoute,
+    ) -> Result<ReadAnswer, ForgeFailure> {
+        self.reads.lock().unwrap().push((repository.url.clone(), route.clone()));
+        Ok(ReadAnswer { status: 200, body: b"[]".to_vec(), next: None })
     }
 
     async fn remove_repository(&self, url: &str) -> Result<bool, ForgeFailure> {

@@ -127,6 +127,8 @@ pub(super) async fn create_token(
     let request: TokenRequest = body(&bytes)?;
     let repositories = wanted_repositories(&client, &app, &request)?;
     let permissions = request.permissions.unwrap_or_else(|| app.permissions.clone());
+    // As GitHub does.
+    let permissions = permissions.with_metadata();
     if !app.permissions.contain(&permissions) {
         let message = "The permissions requested are not granted to this installation.";
         return Err(RestError::unprocessable(message));

@@ -18,11 +18,17 @@ use super::{
     pulls::{MAX_TEXT, number},
 };
 use crate::local::{
+    LocalForge,
     comments::Comment,
     permissions::PermissionLevel::{Read, Write},
 };
 
 const ISSUES: &[&str] = &["issues", "pull_requests"];
+
+/// The URL of a comment's page.
+pub(in crate::local) fn comment_page(forge: &LocalForge, name: &str, comment: &Comment) -> String {
+    forge.urls().page(name, &format!("/pr/{}#issuecomment-{}", comment.number, comment.id))
+}
 
 fn comment_json(access: &RepositoryAccess, comment: &Comment) -> Value {
     let (urls, name, id) = (&access.urls, access.name.as_str(), comment.id);
@@ -30,7 +36,7 @@ fn comment_json(access: &RepositoryAccess, comment: &Comment) -> Value {
         "id": id,
         "node_id": node_id("IssueComment", id),
         "url": urls.repository(name, &format!("/issues/comments/{id}")),
-        "html_url": urls.page(name, &format!("/pr/{}#issuecomment-{id}", comment.number)),
+        "html_url": comment_page(&access.forge, name, comment),
         "issue_url": urls.repository(name, &format!("/issues/{}", comment.number)),
         "body": comment.body,
         "user": objects::user(urls, &comment.author),

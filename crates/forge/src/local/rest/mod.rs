@@ -8,7 +8,9 @@ mod comments;
 mod commits;
 mod contents;
 mod error;
+mod graphql;
 mod hooks;
+mod in_process;
 mod json;
 mod meta;
 pub(super) mod payloads;
@@ -31,9 +33,14 @@ use harvest_proto::SessionId;
 use ring::digest::{SHA256, digest};
 
 use super::LocalForge;
+pub(super) use comments::comment_page;
+pub(super) use graphql::graphql;
+pub(super) use in_process::read;
 
 /// The path of the API below the forge's URL.
 pub(super) const PATH: &str = "/api/v3";
+/// The path of GraphQL.
+pub(super) const GRAPHQL_PATH: &str = "/api/graphql";
 // Texts have at most 64 KiB; JSON escapes make them longer.
 const MAX_BODY_BYTES: usize = 1 << 20;
 
@@ -101,6 +108,7 @@ fn pull_request_routes() -> Router<LocalForge> {
         .route("/repos/{owner}/{repo}/pulls/{number}", get(pulls::get).patch(pulls::update))
         .route("/repos/{owner}/{repo}/pulls/{number}/files", get(pulls::files))
         .route("/repos/{owner}/{repo}/pulls/{number}/commits", get(pulls::commits))
+        .route("/repos/{owner}/{repo}/pulls/{number}/reviews", get(pulls::reviews))
         .route(
             "/repos/{owner}/{repo}/pulls/{number}/merge",
             put(pulls::merge).get(pulls::is_merged),

@@ -351,6 +351,16 @@ pub(super) async fn commits(
     Ok(list_answer(page, client.links(total)))
 }
 
+/// The forge has no reviews.
+pub(super) async fn reviews(
+    client: Client,
+    Path((owner, name, pull)): Path<(String, String, String)>,
+) -> Result<Response, RestError> {
+    let access = client.open((&owner, &name), PULLS, Read)?;
+    access.forge.pull_record(&access.name, number(&pull)?).await?;
+    Ok(list_answer(Vec::new(), client.links(0)))
+}
+
 pub(super) async fn is_merged(
     client: Client,
     Path((owner, name, pull)): Path<(String, String, String)>,
