@@ -1,12 +1,12 @@
 //! Webhooks of the local forge, received by GitHub's own library.
 
-use harvest_forge::{Forge, PullRequestSpec, RemoteRepository};
+use harvest_forge::{Forge, PermissionLevel::Write, PullRequestSpec, RemoteRepository};
 use serde_json::{Value, json};
 
 use super::{
     TOKEN,
     emulate::Peer,
-    rest_host::{RestHost, validate},
+    rest_host::{RestHost, peers, validate},
 };
 
 const SECRET: &str = "webh00k-s3cret";
@@ -79,6 +79,35 @@ async fn octokit_receives_pushes_pull_requests_and_statuses() {
     host.expect(404, "GET", &path, Value::Null).await;
     let hooks = host.expect(200, "GET", HOOKS, Value::Null).await;
     assert_eq!(hooks, json!([]));
+    host.validate().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn probot_answers_a_pull_request() {
+    let host = RestHost::with_branches().await;
+    // Probot's clock is the machine's.
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    host.set_time(i64::try_from(now.as_secs()).unwrap());
+    let app = host.register(&[("issues", Write), ("pull_requests", Write), ("statuses", Write)]);
+    let (api, id) = (format!("{}/api/v3", host.url), app.await.id.to_string());
+    let key = peers().join("app.pkcs8.pem");
+    let key = key.to_str().unwrap();
+    let mut probot = Peer::start("probot.mjs", &[&api, key, &id, SECRET]);
+    let url = format!("http://127.0.0.1:{}/", probot.next().await["port"]);
+    let config = json!({"url": url, "content_type": "json", "secret": SECRET});
+    let hook = json!({"config": config, "events": ["pull_request"]});
+    host.expect(201, "POST", HOOKS, hook).await;
+    let pull = json!({"title": "T", "head": "harvest/a", "base": "main"});
+    let pull = host.expect(201, "POST", "/repos/local/app/pulls", pull).await;
+    let done = probot.next().await;
+    let expected = json!({"comment": "Thank you", "by": "harvest[bot]", "status": "success"});
+    assert_eq!(done, expected);
+    let comments = host.expect(200, "GET", "/repos/local/app/issues/1/comments", Value::Null).await;
+    assert_eq!(comments[0]["body"], "Thank you");
+    let sha = pull["head"]["sha"].as_str().unwrap();
+    let path = format!("/repos/local/app/commits/{sha}/status");
+    let status = host.expect(200, "GET", &path, Value::Null).await;
+    assert_eq!(status["statuses"][0]["context"], "probot");
     host.validate().await;
 }
 
