@@ -24,6 +24,7 @@ mod faults_host;
 mod faults_inside;
 mod followers;
 mod freeze_pause_restore;
+mod full_image;
 mod gc_all;
 mod github;
 mod history;
