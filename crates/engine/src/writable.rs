@@ -8,8 +8,8 @@
 
 use std::{
     ffi::{CStr, CString},
-    fs::{self, DirBuilder, File},
-    os::unix::fs::DirBuilderExt,
+    fs::{self, DirBuilder, File, Permissions},
+    os::unix::fs::{DirBuilderExt, PermissionsExt},
     path::{Path, PathBuf},
 };
 
@@ -88,7 +88,9 @@ fn create_subvolume(sandbox: &Path, origin: WritableOrigin<'_>) -> Result<(), En
 }
 
 fn create_folder(path: &Path) -> Result<(), EngineError> {
-    DirBuilder::new().mode(0o755).create(path).at("create", path)
+    DirBuilder::new().mode(0o755).create(path).at("create", path)?;
+    // Whatever umask the user has.
+    fs::set_permissions(path, Permissions::from_mode(0o755)).at("create", path)
 }
 
 /// Flushes the dirty data of a running sandbox, so that the capture while frozen is short.

@@ -1,8 +1,8 @@
 //! Standalone sandboxes on the real binary: create, copy, snapshot, restore, fork.
 
-use std::fs;
+use std::{fs, process::Command};
 
-use harvest_e2e::{Host, OfflineHome};
+use harvest_e2e::{FRESH, Host, OfflineHome, binary};
 use serde_json::Value;
 
 #[test]
@@ -175,4 +175,20 @@ async fn standalone_sandbox_does_not_block_server() {
     let left =
         host.harvest(["exec", sandbox, "--", "sh", "-c", "ls /tmp | grep -c harvest- || true"]);
     assert_eq!(left.stdout, "0\n", "the code is taken away again");
+}
+
+#[test]
+fn umask_of_the_user_does_not_reach_sandboxes() {
+    let offline = OfflineHome::new();
+    let given = offline.command();
+    let mut shell = Command::new("sh");
+    for (name, value) in given.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    shell.args(["-c", "umask 077; exec \"$@\"", "sh"]).arg(binary("harvest")).args(FRESH);
+    let ran = shell.args(["-u", "10001", "--", "id", "-u"]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&ran.stdout), "10001\n", "{ran:?}");
 }
