@@ -43,6 +43,8 @@ mod restarts;
 mod schedule;
 #[path = "sessions/secrets.rs"]
 mod secrets;
+#[path = "sessions/soak.rs"]
+mod soak;
 #[path = "sessions/standalone.rs"]
 mod standalone;
 #[path = "sessions/syncs.rs"]

@@ -238,7 +238,10 @@ impl FreezeControl for Fake {
         let fake_sandbox = self.sandbox(sandbox)?;
         let freezes = fake_sandbox.freezes();
         tokio::spawn(async move {
-            tokio::time::sleep(hold).await;
+            tokio::select! {
+                () = tokio::time::sleep(hold) => {}
+                _ = fake_sandbox.wait() => return,
+            }
             if fake_sandbox.freezes() == freezes {
                 fake_sandbox.set_frozen(false);
             }

@@ -302,7 +302,10 @@ impl Harness {
     }
 
     pub(crate) async fn with(timeouts: Timeouts) -> Self {
-        let folder = tempfile::tempdir().unwrap();
+        Self::at(tempfile::tempdir().unwrap(), timeouts).await
+    }
+
+    pub(crate) async fn at(folder: tempfile::TempDir, timeouts: Timeouts) -> Self {
         Self {
             store: Store::open(&folder.path().join("store.db")).await.unwrap(),
             vault: Arc::new(Vault::open(&folder.path().join("key")).unwrap()),
