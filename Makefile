@@ -1,9 +1,10 @@
-# `run` and `test` are the commands of the README; the others are for development.
-.PHONY: run test test-kernel bench build hooks packages
+# `run` and `test` are the commands of the README, `dist` makes packages; the others are for
+# development.
+.PHONY: run test test-kernel bench build dist hooks packages
 
 # Packages that Harvest needs at run time, and those that only its tests need.
 PACKAGES := git mmdebstrap ca-certificates e2fsprogs btrfs-progs
-TEST_PACKAGES := busybox-static python3 python3-venv uidmap user-mode-linux tinyproxy apache2-bin docker-registry skopeo postgresql libfaketime
+TEST_PACKAGES := busybox-static python3 python3-venv uidmap user-mode-linux tinyproxy apache2-bin docker-registry skopeo postgresql libfaketime prometheus systemd
 # Programs that the engine is compared with; podman and docker are measured where installed.
 BENCH_PACKAGES := busybox-static bubblewrap crun fio runc postgresql
 
@@ -34,6 +35,13 @@ bench: packages
 build:
 	cargo supervisor
 	cargo build --bin harvest
+
+# A tarball and a Debian package with their checksums, in target/dist.
+PROFILE := release
+dist:
+	cargo supervisor
+	cargo build --bin harvest $(if $(filter release,$(PROFILE)),--release)
+	packaging/dist target/$(PROFILE)/harvest target/dist
 
 # Installs a hook that checks format and lints of the changed crates before a commit. All worktrees
 # share it.

@@ -25,6 +25,10 @@ use self::{
 const EXCUSED: &[(&str, &str)] = &[
     ("make run", "builds the program; `quickstart_completes_twice_and_cleans_up` runs the rest"),
     ("make build", "builds the program that runs here"),
+    ("make dist", "compiles the release program; `packages.rs` makes packages of the debug one"),
+    ("apt install ./target/dist/", "`packages.rs` installs the package in a fresh Debian"),
+    ("systemctl ", "needs systemd; `packages.rs` checks the unit"),
+    ("export HARVEST_HOME=", "names the home of the service"),
     ("export PATH=", "the test has the program in its path"),
     ("claude mcp add ", "Claude Code is on a laptop"),
     ("harvest sandbox shell ", "needs a terminal"),

@@ -48,6 +48,7 @@ mod network_rules;
 mod opencode;
 mod opencode_server;
 mod own_branch;
+mod packages;
 mod plain_remote;
 mod prompt_options;
 mod prompt_to_pull_request;
