@@ -34,6 +34,8 @@ const MAX_GEMINI_CALLS: usize = 4;
 // Responses of models that are read on after the agent has disconnected; further calls are charged
 // as held.
 const MAX_DRAINS: usize = 16;
+// Pushes whose commits are read: each holds megabytes.
+const MAX_PUSH_PROOFS: usize = 2;
 // Requests to remote MCP servers whose responses have not ended, streams included: an agent has one
 // stream per server.
 const MAX_REMOTE_CALLS: usize = 64;
@@ -60,6 +62,7 @@ pub(crate) struct Door {
     pub(crate) gemini_calls: Arc<Semaphore>,
     pub(crate) remote_calls: Arc<Semaphore>,
     pub(crate) drains: Semaphore,
+    pub(crate) push_proofs: Semaphore,
     pub(crate) lookups: Lookups,
 }
 
@@ -84,6 +87,7 @@ impl Door {
             gemini_calls: Arc::new(Semaphore::new(MAX_GEMINI_CALLS)),
             remote_calls: Arc::new(Semaphore::new(MAX_REMOTE_CALLS)),
             drains: Semaphore::new(MAX_DRAINS),
+            push_proofs: Semaphore::new(MAX_PUSH_PROOFS),
             lookups: Lookups::default(),
         }
     }

@@ -10,9 +10,10 @@ use flate2::{Decompress, FlushDecompress, Status};
 use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, SHA256, digest};
 
 // Thousands of commits.
-pub(super) const MAX_READ_BYTES: usize = 2 << 20;
-const MAX_COMMIT_BYTES: usize = 1 << 20;
-const MAX_INFLATED_BYTES: usize = 32 << 20;
+const MAX_READ_BYTES: usize = 1 << 20;
+const MAX_COMMIT_BYTES: usize = 256 << 10;
+// With the bytes that were read, what one push holds in memory.
+const MAX_INFLATED_BYTES: usize = 8 << 20;
 
 const COMMIT: u8 = 1;
 const OFFSET_DELTA: u8 = 6;
@@ -382,6 +383,25 @@ mod tests {
         encoder.write_all(content.as_bytes()).unwrap();
         encoder.finish().unwrap();
         assert_eq!(AncestryProof::new(&old, &new).read(&pack), Descent::Unproven);
+    }
+
+    #[test]
+    fn memory_for_commits_is_bounded() {
+        let (old, new) = ("1".repeat(40), "2".repeat(40));
+        // Each about as large as allowed, and small in the pack.
+        let size = MAX_COMMIT_BYTES - 16;
+        let header = [0x80 | COMMIT << 4, 0xff, 0x7f];
+        let mut pack = b"PACK\0\0\0\x02\0\0\x01\0".to_vec();
+        for _ in 0..256 {
+            pack.extend(header);
+            let level = flate2::Compression::best();
+            let mut encoder = flate2::write::ZlibEncoder::new(&mut pack, level);
+            encoder.write_all(&vec![b'x'; size]).unwrap();
+            encoder.finish().unwrap();
+        }
+        let mut proof = AncestryProof::new(&old, &new);
+        assert_eq!(proof.read(&pack), Descent::Unproven);
+        assert_eq!(proof.commits.len(), MAX_INFLATED_BYTES / size, "it stops at the limit");
     }
 
     proptest! {

@@ -96,9 +96,11 @@ impl Lease<'_> {
             Some(tip) if !self.is_own(&tip).await? => Some(tip),
             _ => None,
         };
-        let descends = !command.creates()
-            && theirs.is_none()
-            && descends(command, (head, pack), body, until).await;
+        let descends = !command.creates() && theirs.is_none() && {
+            let proofs = timeout_at(until, self.door.push_proofs.acquire()).await;
+            let _permit = proofs.map_err(|_| "another push of this session is in progress")?;
+            descends(command, (head, pack), body, until).await
+        };
         let is_own = !descends && !command.creates() && self.is_own(&command.old).await?;
         let theirs = theirs.as_deref();
         judge(&PushFacts { command, branch, theirs, descends, is_own })

@@ -65,8 +65,10 @@ pub(crate) async fn run(ctx: &Invocation, args: &PullArgs) -> Result<u8> {
         }
         (None, _) => None,
     };
-    let name = args.repository.as_ref().map(|name| ("repository", name.to_string()));
-    let path = format!("/v1/sessions/{id}/bundle{}", query(name.as_slice()));
+    let mut path = format!("/v1/sessions/{id}/bundle");
+    if let Some(name) = &args.repository {
+        path = format!("{path}?{}", query(&[("repository", name)]));
+    }
     let (headers, mut pieces) = client.exchange(Method::GET, &path, RequestBody::Empty).await?;
     let folder = folder.context("the session has no such repository")?;
     let pulled = receive(&folder, &headers, &mut pieces, args.r#as.as_ref()).await?;

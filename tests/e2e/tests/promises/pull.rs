@@ -87,7 +87,7 @@ async fn commits_come_home_and_nothing_else_changes() {
     assert_eq!(shown["commit"].as_str(), Some(git(&folder, &["rev-parse", branch]).as_str()));
     assert!(pulled.stderr.contains("uncommitted changes in the session are not brought"));
     assert_eq!(state(&folder), before);
-    let again = pull(&host, &session, &[]);
+    let again = pull(&host, &session, &["-r", "calc"]);
     assert!(again.stdout.contains("is up to date at"), "{again:?}");
 
     // The branch has other commits now, and is checked out elsewhere.
