@@ -95,8 +95,10 @@ impl ReadRoute {
     ) -> Result<Self, RouteRefusal> {
         let fits =
             |text: &str, max: usize| text.len() <= max && !text.chars().any(char::is_control);
+        // A server may decode an encoded slash before it looks for `..`.
         let is_plain = |segment: &String| {
-            !matches!(segment.as_str(), "" | "." | "..") && fits(segment, MAX_SEGMENT_BYTES)
+            segment.split('/').all(|part| !matches!(part, "" | "." | ".."))
+                && fits(segment, MAX_SEGMENT_BYTES)
         };
         let is_short = |(name, value): &(String, String)| {
             fits(name, MAX_PARAMETER_BYTES) && fits(value, MAX_PARAMETER_BYTES)
@@ -211,6 +213,11 @@ mod tests {
             "actions/runs/1/logs",
         ] {
             assert!(route(path).is_err(), "{path}");
+        }
+        for segment in ["..", "../../hooks", "a/../..", "a//b", "/a", "a/.", "a\nb"] {
+            let segments = vec!["contents".to_owned(), segment.to_owned()];
+            let refused = ReadRoute::new(segments, Vec::new(), ReadForm::Json);
+            assert_eq!(refused, Err(RouteRefusal::Invalid), "{segment:?}");
         }
         let refused = route("hooks/1").unwrap_err().to_string();
         assert!(refused.starts_with("`hooks/1` of a repository is not read here"), "{refused}");
