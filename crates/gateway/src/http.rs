@@ -12,7 +12,10 @@ use std::{
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt, TryStreamExt, stream};
 use harvest_proto::Secret;
-use http_body_util::{BodyDataStream, BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
+use http_body_util::{
+    BodyDataStream, BodyExt, Full, LengthLimitError, Limited, StreamBody,
+    combinators::UnsyncBoxBody,
+};
 use hyper::{
     HeaderMap, Request, Response, StatusCode,
     body::{Frame, Incoming},
@@ -169,6 +172,16 @@ where
         let empty = masked.as_ref().is_ok_and(Bytes::is_empty);
         std::future::ready((!empty).then_some(masked))
     })
+}
+
+/// A request's body; `None` when it is longer. The rest of it is not read, so the connection cannot
+/// be used again.
+pub(crate) async fn read_body(body: Incoming, max: usize) -> Result<Option<Bytes>, Abort> {
+    match Limited::new(body, max).collect().await {
+        Ok(collected) => Ok(Some(collected.to_bytes())),
+        Err(failed) if failed.is::<LengthLimitError>() => Ok(None),
+        Err(_) => Err(Abort),
+    }
 }
 
 /// The text of an upstream's response, cut after about `max` bytes.

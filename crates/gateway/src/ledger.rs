@@ -141,6 +141,45 @@ pub trait Tools: Send + Sync {
 
     /// Calls a tool; `None` when there is none of this name.
     async fn call(&self, name: &str, arguments: serde_json::Value) -> Option<ToolResult>;
+
+    /// Answers a request for the API of the session's repositories.
+    async fn forge(&self, _call: ForgeCall) -> ForgeAnswer {
+        ForgeAnswer::refused(404, "there are no repositories here")
+    }
+}
+
+/// A request for the API of the session's repositories. Paths and parameters are decoded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ForgeCall {
+    /// A read of GitHub's REST API.
+    Read {
+        /// The segments of the path below the API's.
+        path: Vec<String>,
+        query: Vec<(String, String)>,
+        /// The forms of answers that the client takes.
+        accept: String,
+    },
+    /// A request of GitHub's GraphQL API.
+    Graphql { body: Vec<u8> },
+}
+
+/// The answer to a [`ForgeCall`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ForgeAnswer {
+    pub status: u16,
+    pub is_json: bool,
+    pub body: Vec<u8>,
+    /// The parameters of the next page of a list.
+    pub next: Option<Vec<(String, String)>>,
+}
+
+impl ForgeAnswer {
+    /// A refusal in the form of GitHub's API.
+    #[must_use]
+    pub fn refused(status: u16, message: &str) -> Self {
+        let body = serde_json::json!({ "message": message }).to_string().into_bytes();
+        Self { status, is_json: true, body, next: None }
+    }
 }
 
 /// What a tool returns to the agent.

@@ -2,14 +2,15 @@
 //! It holds the secrets, so that no sandbox has to.
 //!
 //! `listener` reads the request of a connection, `policy` decides whether it is allowed, and
-//! `model`, `git`, `mcp` or `egress` handles it. Permissions and accounting belong to the
-//! [`ledger::Ledger`]; the gateway keeps no state across a restart.
+//! `model`, `git`, `mcp`, `forge_api` or `egress` handles it. Permissions and accounting belong to
+//! the [`ledger::Ledger`]; the gateway keeps no state across a restart.
 #![forbid(unsafe_code)]
 
 mod authority;
 mod credentials;
 mod door;
 mod egress;
+mod forge_api;
 mod git;
 mod http;
 pub mod ledger;

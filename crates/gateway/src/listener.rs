@@ -1,5 +1,5 @@
 //! A sandbox's door. Each connection starts with one line that says what it is for; this file
-//! dispatches it to `model`, `git`, `mcp` or `egress`.
+//! dispatches it to `model`, `git`, `mcp`, `forge_api` or `egress`.
 
 use std::{
     fs, io,
@@ -24,7 +24,7 @@ use tokio::{
 
 use crate::{
     door::Door,
-    egress, git, http, mcp, model,
+    egress, forge_api, git, http, mcp, model,
     policy::{self, Verdict},
     traffic::Counted,
 };
@@ -210,6 +210,16 @@ async fn connect(door: Arc<Door>, mut stream: Stream, name: &str, port: u16) {
             }
             _ => http::serve(stream, |request| git::answer(Arc::clone(&door), request)).await,
         };
+    }
+    if is_gateway_name(&door, name)
+        && port == 443
+        && policy::normalize(name).as_deref() == Some(GIT_NAME)
+        && let (Some(tools), Some(authority)) = (&door.tools, &door.shared.config.authority)
+    {
+        if stream.write_all(&line(&DoorReply::Open)).await.is_ok() {
+            forge_api::serve(&door, tools.as_ref(), authority, stream).await;
+        }
+        return;
     }
     let verdict = policy::judge(&door.network(), name, port);
     let Verdict::Allowed { private } = verdict else {

@@ -12,7 +12,6 @@ mod servers;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::{
     HeaderMap, Method, Request, Response, StatusCode,
     body::Incoming,
@@ -90,17 +89,12 @@ async fn serve(
 
 /// The body of a request, or the response to one that is too long.
 async fn read_body(body: Incoming) -> Result<Result<Bytes, Response<Body>>, Abort> {
-    match Limited::new(body, MAX_REQUEST_BYTES).collect().await {
-        Ok(collected) => Ok(Ok(collected.to_bytes())),
-        Err(failed) if failed.is::<LengthLimitError>() => {
-            let message = format!("the request is longer than {MAX_REQUEST_BYTES} bytes");
-            let mut refused = refusal(StatusCode::PAYLOAD_TOO_LARGE, &message);
-            // The rest of the body is not read, so the connection cannot be used again.
-            refused.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-            Ok(Err(refused))
-        }
-        Err(_) => Err(Abort),
-    }
+    Ok(http::read_body(body, MAX_REQUEST_BYTES).await?.ok_or_else(|| {
+        let message = format!("the request is longer than {MAX_REQUEST_BYTES} bytes");
+        let mut refused = refusal(StatusCode::PAYLOAD_TOO_LARGE, &message);
+        refused.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        refused
+    }))
 }
 
 /// Refuses other methods, and requests that a page in a browser could make.

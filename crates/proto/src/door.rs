@@ -7,7 +7,8 @@ use crate::{McpServerName, UpstreamName};
 
 /// Host name of the model API inside a sandbox. Plain HTTP: the bytes do not leave the machine.
 pub const MODEL_NAME: &str = "model.harvest.internal";
-/// Host name of the git remotes inside a sandbox. Plain HTTP as well.
+/// Host name of the git remotes inside a sandbox. Plain HTTP as well. Over HTTPS, the API of the
+/// session's repositories for `gh`.
 pub const GIT_NAME: &str = "git.harvest.internal";
 /// Host name of the MCP servers behind the gateway, Harvest's own tools among them. Plain HTTP as
 /// well.

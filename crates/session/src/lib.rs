@@ -24,6 +24,7 @@ mod driver;
 mod ephemeral;
 mod error;
 mod error_chain;
+mod forge_api;
 mod git_remote;
 mod hex;
 mod history;

@@ -22,6 +22,7 @@ use harvest_proto::{
     BranchName, CheckoutFolder, EventBody, RepositoryName, SessionId,
     api::RepositoryConfig,
     bridge::{AgentLaunch, Boot, BootStart, Checkout, Fault, Reply},
+    door::GIT_NAME,
     event::{BootPhase, PhaseStatus, SyncedCheckout},
     launch::{APP_FOLDER, MEMORY_FILE},
 };
@@ -50,6 +51,14 @@ const GIT_CONFIG: &str = "gitconfig";
 
 /// Names the file of the memory to the stock memory server.
 const MEMORY_VARIABLE: &str = "MEMORY_FILE_PATH";
+/// Variables of `gh`. The token is a placeholder; the gateway has the credential.
+const GH: [(&str, &str); 5] = [
+    ("GH_HOST", GIT_NAME),
+    ("GH_ENTERPRISE_TOKEN", "held-by-the-gateway"),
+    ("GH_NO_UPDATE_NOTIFIER", "1"),
+    ("GH_NO_EXTENSION_UPDATE_NOTIFIER", "1"),
+    ("GH_TELEMETRY", "0"),
+];
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The boot of this sandbox and its progress.
@@ -114,6 +123,9 @@ impl BootRunner {
         self.sandbox.session_env.replace(boot.env.clone());
         self.sandbox.shell_env.replace(boot.agent.as_ref().map(app::env).unwrap_or_default());
         self.lead_git_to_door(&boot.git_hosts);
+        if boot.agent.is_some() {
+            self.lead_gh_to_door();
+        }
         if let Ok(user) = self.sandbox.user(Some(AGENT_USER)) {
             let path = self.sandbox.home(&user) + MEMORY_FILE.trim_start_matches('~');
             let mut env = self.sandbox.session_env.borrow_mut();
@@ -125,6 +137,17 @@ impl BootRunner {
             let _reported_as_event = runner.run(&boot).await;
         });
         Ok(Reply::Done)
+    }
+
+    /// Leads `gh` to the door, which needs no token; `gh` insists on one. Variables of the image
+    /// and of the session win.
+    fn lead_gh_to_door(&self) {
+        let mut env = self.sandbox.session_env.borrow_mut();
+        for (name, value) in GH {
+            if !self.sandbox.launch.env.contains_key(name) {
+                env.entry(name.to_owned()).or_insert_with(|| value.to_owned());
+            }
+        }
     }
 
     /// Makes git and cargo fetch the public repositories of these hosts at the door.

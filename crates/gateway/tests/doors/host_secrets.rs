@@ -28,7 +28,7 @@ const KEY: &str = "key-planted-7bb2f3";
 
 type Inside = BufReader<TlsStream<BufReader<UnixStream>>>;
 
-fn authority() -> Authority {
+pub(crate) fn authority() -> Authority {
     let folder = tempfile::tempdir().unwrap();
     let vault = Vault::open(&folder.path().join("key")).unwrap();
     Authority::open(&vault, &Authority::create(&vault).unwrap()).unwrap()

@@ -4,6 +4,7 @@
 
 mod attacks;
 mod egress;
+mod forge_api;
 mod git;
 mod host_secrets;
 mod mcp;

@@ -265,7 +265,7 @@ impl Driver {
         match door {
             Ok((listener, policy)) => {
                 let (session, shared) = (self.id().clone(), Arc::clone(&self.shared));
-                let tools = Arc::new(SessionTools { session, shared });
+                let tools = Arc::new(SessionTools::new(session, shared));
                 let doors = &self.shared.sandboxes.doors;
                 self.door = Some(doors.open(listener, *policy, None, Some(tools)));
             }

@@ -8,6 +8,7 @@ mod builds;
 pub(crate) mod check;
 mod door_policy;
 mod evidence;
+mod forge_access;
 mod forge_news;
 mod memory;
 mod network;
@@ -39,6 +40,7 @@ use crate::{
 
 pub(crate) use door_policy::{PassSpec, Trusted, owners_of, shared_owners};
 pub(crate) use evidence::describe_failures;
+pub(crate) use forge_access::ForgeReadError;
 pub(crate) use forge_news::ForgeNews;
 pub use forge_news::WebhookRefusal;
 pub(crate) use network::{OpenPolicies, ServerDoors, network_rule};

@@ -63,7 +63,7 @@ fn split(body: &str) -> (&str, Option<&str>) {
 }
 
 /// A text that cannot be taken for Harvest's part.
-fn without_markers(text: &str) -> String {
+pub(super) fn without_markers(text: &str) -> String {
     text.replace(MARKER, BROKEN_MARKER)
 }
 

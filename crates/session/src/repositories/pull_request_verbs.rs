@@ -61,7 +61,7 @@ impl Repositories {
         create: CreatePullRequest,
     ) -> Result<Vec<SessionRepository>, SessionError> {
         let CreatePullRequest { repository, title, body, draft } = create;
-        let text = PullRequestText { title, summary: body, by_user: true };
+        let text = PullRequestText { title, summary: body, base: None, by_user: true };
         let opened = self.open_matching(session, repository.as_ref(), &text, draft).await?;
         if opened.is_empty() {
             let what = format!("session {session} has pushed nothing");
@@ -133,7 +133,7 @@ impl Repositories {
         let commit = found.pull.commit.as_str();
         let repository = &found.repository;
         let work = PushedCommit { record: &record, checkout, repository, commit };
-        let text = PullRequestText { title, summary: body, by_user: true };
+        let text = PullRequestText { title, summary: body, base: None, by_user: true };
         let pull = open(&self.shared, work, &text, None).await.map_err(|error| match error {
             OpenError::Forge(failure) => refusal(failure, "update the pull request"),
             OpenError::Store(error) => error.into(),

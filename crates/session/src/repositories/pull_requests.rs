@@ -8,10 +8,10 @@ use harvest_forge::{
     CheckState, CheckStatus, ForgeFailure, PullRequestChange, PullRequestSpec, RemoteRepository,
 };
 use harvest_proto::{
-    EventBody, Hint as _, SecretOwner, SessionId,
+    BranchName, EventBody, Hint as _, SecretOwner, SessionId,
     api::{CheckOutcome, Evidence, PullRequest, PullRequestMode, PullRequestState, Repository},
 };
-use harvest_store::{SessionRecord, StoreError, Write};
+use harvest_store::{CheckoutRecord, SessionRecord, StoreError, Write};
 
 use super::{
     RepositoryContext, check,
@@ -38,6 +38,8 @@ const STATUS: &str = "harvest/check";
 pub(crate) struct PullRequestText {
     pub(crate) title: Option<String>,
     pub(crate) summary: Option<String>,
+    /// The base where neither session nor repository names one.
+    pub(crate) base: Option<BranchName>,
     /// A user's text replaces that of other people, an agent's does not.
     pub(crate) by_user: bool,
 }
@@ -219,12 +221,13 @@ pub(super) async fn open(
                 Some(summary) => summary.clone(),
                 None => quoted_prompt(shared, &session.id).await,
             };
-            let base = checkout.base.clone().or_else(|| repository.base.clone());
             let spec = PullRequestSpec {
                 title: text.title.clone().unwrap_or_else(|| session.title.clone()),
                 body: body::compose(&summary, &facts),
                 branch: session.branch.clone(),
-                base: base.unwrap_or_else(|| "main".parse().expect("`main` is a valid branch")),
+                base: known_base(checkout, repository)
+                    .or_else(|| text.base.clone())
+                    .unwrap_or_else(|| "main".parse().expect("`main` is a valid branch")),
                 draft: draft
                     .unwrap_or(session.pr_mode.unwrap_or(shared.pr_mode) == PullRequestMode::Draft),
             };
@@ -246,6 +249,11 @@ pub(super) async fn open(
         write(shared, &session.id, writes).await?;
     }
     Ok(pull)
+}
+
+/// The base that the session or the repository names.
+pub(super) fn known_base(checkout: &CheckoutRecord, repository: &Repository) -> Option<BranchName> {
+    checkout.base.clone().or_else(|| repository.base.clone())
 }
 
 /// What is to be changed in an open pull request. What people changed since Harvest wrote it stays.
@@ -386,6 +394,7 @@ mod tests {
         let text = |by_user| PullRequestText {
             title: Some("New".into()),
             summary: Some("Other".into()),
+            base: None,
             by_user,
         };
         let untouched = change(&written, Some(&written), &text(false), &facts);

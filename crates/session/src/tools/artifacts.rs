@@ -1,7 +1,5 @@
 //! The tool by which an agent hands over a file.
 
-use std::sync::Arc;
-
 use harvest_gateway::ledger::ToolResult;
 use harvest_proto::{
     EventBody,
@@ -70,7 +68,7 @@ pub(super) async fn call(tools: &SessionTools, given: Value) -> Result<ToolResul
         sha256: received.sha256.clone(),
         created_at: now(),
     };
-    let own = SessionTools { session: tools.session.clone(), shared: Arc::clone(&tools.shared) };
+    let own = tools.clone();
     let handed = json!(artifact);
     // An agent that disconnects must not leave a content without a row, or a row without content.
     tools.detach(async move { keep(&own, &received, &artifact).await }).await?;

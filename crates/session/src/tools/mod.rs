@@ -6,25 +6,33 @@ pub(crate) mod definition;
 mod memory;
 mod run_tests;
 mod session;
+pub(crate) use session::within as text_within;
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use harvest_gateway::ledger::{ToolResult, Tools};
+use harvest_gateway::ledger::{ForgeAnswer, ForgeCall, ToolResult, Tools};
 use harvest_proto::SessionId;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use tracing::Instrument as _;
 
 use crate::{
-    context::Shared, error::SessionError, error_chain::error_chain, tool_host::ToolHost,
+    context::Shared,
+    error::SessionError,
+    error_chain::error_chain,
+    forge_api::{self, CommentCount},
+    tool_host::ToolHost,
     tools::definition::Definition,
 };
 
-/// The tools of one session.
+/// The tools of one session, in one sandbox.
+#[derive(Clone)]
 pub(crate) struct SessionTools {
     pub(crate) session: SessionId,
     pub(crate) shared: Arc<Shared>,
+    /// Those made with `gh`.
+    pub(crate) comments: CommentCount,
 }
 
 /// The tools of every session, as MCP describes them.
@@ -49,9 +57,28 @@ impl Tools for SessionTools {
         };
         Some(result.unwrap_or_else(|error| failure(&error)))
     }
+
+    async fn forge(&self, call: ForgeCall) -> ForgeAnswer {
+        forge_api::answer(self, call).await
+    }
 }
 
 impl SessionTools {
+    pub(crate) fn new(session: SessionId, shared: Arc<Shared>) -> Self {
+        Self { session, shared, comments: CommentCount::default() }
+    }
+
+    /// Refuses what stores an event when the session's history is full.
+    pub(crate) async fn check_history(&self) -> Result<(), ToolError> {
+        let stored = self.shared.store.session_history_bytes(&self.session).await?;
+        if stored >= Some(self.shared.retention.rules.history.per_session) {
+            let why =
+                "the history of this session is full; the pull request is opened after your turn";
+            return Err(ToolError::Refused(why.to_owned()));
+        }
+        Ok(())
+    }
+
     /// The sessions, unless the server shuts down.
     fn host(&self) -> Result<Arc<dyn ToolHost>, ToolError> {
         let host = self.shared.tool_host.get().and_then(|find| find());
@@ -60,7 +87,7 @@ impl SessionTools {
 
     /// Runs a change to completion, even when the agent's connection ends meanwhile: a cancelled
     /// one could leave a session without a driver, or a pull request that is not recorded.
-    async fn detach<T: Send + 'static, E: Into<ToolError> + Send + 'static>(
+    pub(crate) async fn detach<T: Send + 'static, E: Into<ToolError> + Send + 'static>(
         &self,
         change: impl Future<Output = Result<T, E>> + Send + 'static,
     ) -> Result<T, ToolError> {

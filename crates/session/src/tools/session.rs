@@ -151,13 +151,9 @@ async fn create_pull_request(tools: &SessionTools, given: Value) -> Result<ToolR
     let title = title.as_deref().map(|title| within("title", title, MAX_TITLE_CHARACTERS));
     let body = body.as_deref().map(|body| within("body", body, MAX_BODY_CHARACTERS));
     let (title, summary) = (title.transpose()?, body.transpose()?);
-    let text = PullRequestText { title, summary, by_user: false };
+    let text = PullRequestText { title, summary, ..Default::default() };
     // Each call can store an event.
-    let stored = tools.shared.store.session_history_bytes(&tools.session).await?;
-    if stored >= Some(tools.shared.retention.rules.history.per_session) {
-        let why = "the history of this session is full; the pull request is opened after your turn";
-        return Err(ToolError::Refused(why.to_owned()));
-    }
+    tools.check_history().await?;
     let (repositories, session) = (tools.shared.repositories.clone(), tools.session.clone());
     let opening = async move { repositories.open_pull_requests(&session, &text).await };
     let pulls = tools.detach(opening).await?;
@@ -207,7 +203,7 @@ fn blocked(given: Value) -> Result<EventBody, ToolError> {
 }
 
 /// A text that is neither empty nor too long.
-fn within(name: &str, text: &str, max: usize) -> Result<String, ToolError> {
+pub(crate) fn within(name: &str, text: &str, max: usize) -> Result<String, ToolError> {
     let text = text.trim();
     let problem = match text.chars().count() {
         0 => "is empty".to_owned(),

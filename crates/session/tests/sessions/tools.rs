@@ -1,7 +1,7 @@
 //! The tools that change more than the session of their agent.
 
 use futures_util::FutureExt;
-use harvest_gateway::ledger::ToolResult;
+use harvest_gateway::ledger::{ForgeCall, ToolResult};
 use serde_json::json;
 
 use super::*;
@@ -75,4 +75,101 @@ async fn pull_request_is_recorded_after_the_client_disconnects() {
     until(&sessions, &id, |event| matches!(event.body, EventBody::PrOpened { .. })).await;
     let pull = sessions.get(&id).await.unwrap().repositories.remove(0).pr.unwrap();
     assert_eq!((pull.number, pull.title.as_str()), (7, "Mine"));
+}
+
+fn graphql(query: &str, variables: serde_json::Value) -> ForgeCall {
+    let body = json!({ "query": query, "variables": variables }).to_string().into_bytes();
+    ForgeCall::Graphql { body }
+}
+
+fn read(path: &str) -> ForgeCall {
+    let path = path.split('/').map(str::to_owned).collect();
+    ForgeCall::Read { path, query: Vec::new(), accept: "*/*".to_owned() }
+}
+
+#[tokio::test]
+async fn forges_are_read_for_own_repositories_only() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let parent = parent(&harness, &sessions).await;
+    let tools = tools(&harness, &parent);
+    let own = format!("repos/{}/pulls", demo());
+    let answer = tools.forge(read(&own)).await;
+    assert_eq!((answer.status, &answer.body[..]), (200, &b"[]"[..]));
+    for (path, status) in [
+        ("repos/acme/other/pulls".to_owned(), 404),
+        ("user".to_owned(), 404),
+        ("repos".to_owned(), 404),
+        (format!("repos/{}/hooks", demo()), 403),
+        (format!("repos/{}/../other/pulls", demo()), 403),
+    ] {
+        assert_eq!(tools.forge(read(&path)).await.status, status, "{path}");
+    }
+    assert_eq!(harness.pulls.reads.lock().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn gh_writes_own_branch_only() {
+    const CREATE: &str = "mutation PullRequestCreate($input: CreatePullRequestInput!) {
+        createPullRequest(input: $input) { pullRequest { id url } } }";
+    const COMMENT: &str = "mutation CommentCreate($input: AddCommentInput!) {
+        addComment(input: $input) { commentEdge { node { url } } } }";
+    let harness = Harness::new().await;
+    let lease = harness.lease().await;
+    let sessions = harness.serve_with(lease).await;
+    let session = harness.session(&sessions, Some("hold")).await;
+    let (id, branch) = (session.id, session.branch);
+    until(&sessions, &id, started).await;
+    removal::eventually("tools", || harness.doors.1.lock().unwrap().contains_key(&id)).await;
+    let tools = tools(&harness, &id);
+    let ask = async |query: &str, input: serde_json::Value| {
+        let answer = tools.forge(graphql(query, json!({ "input": input }))).await;
+        serde_json::from_slice::<serde_json::Value>(&answer.body).unwrap()
+    };
+    let create = |head: &str, base: &str, repository: &str| {
+        json!({
+            "repositoryId": format!("harvest:repository:{repository}"), "title": "Mine",
+            "body": "Text <!-- harvest:begin -->", "headRefName": head, "baseRefName": base,
+            "draft": true, "maintainerCanModify": true,
+        })
+    };
+    let (name, other) = (demo().to_string(), "acme/other");
+    let refusal = async |query: &str, input| {
+        let answer = ask(query, input).await;
+        answer["errors"][0]["message"].as_str().unwrap_or_else(|| panic!("{answer}")).to_owned()
+    };
+    let early = refusal(CREATE, create(&branch, "main", &name)).await;
+    assert!(early.contains("run `git push` first"), "{early}");
+    let ledger = StoreLedger::new(harness.store.clone(), lease, harness.vault.clone(), None);
+    let pushed = EventBody::Pushed {
+        repository: demo(),
+        branch: branch.clone(),
+        commit: "c0ffee".to_owned(),
+    };
+    ledger.log(&id, pushed).await;
+    for (input, why) in [
+        (create("main", "main", &name), "of its branch"),
+        (create(&branch, "a..b", &name), "not a valid branch"),
+        (create(&branch, "main", other), "only its own repositories"),
+    ] {
+        let refused = refusal(CREATE, input).await;
+        assert!(refused.contains(why), "{refused}");
+    }
+    assert!(harness.pulls.opened.lock().unwrap().is_empty());
+    let created = ask(CREATE, create(&branch, "main", &name)).await;
+    let pull = &created["data"]["createPullRequest"]["pullRequest"];
+    assert_eq!(pull["url"], "http://forge/7", "{created}");
+    let opened = harness.pulls.opened.lock().unwrap()[0].1.clone();
+    assert!(opened.draft && opened.title == "Mine" && *opened.base == *"main", "{opened:?}");
+    assert_eq!(opened.body.matches("<!-- harvest:begin -->").count(), 1, "{}", opened.body);
+    assert!(opened.body.starts_with("Text <!-- harvest :begin -->"), "{}", opened.body);
+    let own = json!({ "subjectId": pull["id"], "body": "Done" });
+    assert!(ask(COMMENT, own).await["data"]["addComment"].is_object());
+    harness.pulls.open.lock().unwrap().values_mut().for_each(|pull| {
+        pull.branch = "people/work".parse().unwrap();
+    });
+    let of_people = json!({ "subjectId": pull["id"], "body": "Mine" });
+    let refused = refusal(COMMENT, of_people).await;
+    assert!(refused.contains("of its branch"), "{refused}");
+    assert_eq!(*harness.pulls.comments.lock().unwrap(), [(7, "Done".to_owned())]);
 }

@@ -26,6 +26,7 @@ mod followers;
 mod freeze_pause_restore;
 mod full_image;
 mod gc_all;
+mod gh_inside;
 mod github;
 mod history;
 mod history_budget;
