@@ -15,6 +15,7 @@ macro_rules! eprintln {
     }};
 }
 
+mod backup;
 mod btrfs;
 mod cgroup;
 mod changes;
@@ -57,6 +58,7 @@ pub mod zygote;
 
 use std::sync::Arc;
 
+pub use backup::{BackupLayer, DiskBackup};
 pub use cgroup::{CgroupView, ComputeUsage, Group, Hierarchy, Setting};
 pub use changes::{Baseline, Change, ChangeKind, Changes};
 pub use disk_thresholds::{Threshold, Thresholds};

@@ -98,12 +98,12 @@ pub struct Captured {
 
 /// A snapshot's record on the disk.
 #[derive(Debug, Serialize, Deserialize)]
-struct SnapshotRecord {
+pub(crate) struct SnapshotRecord {
     #[serde(flatten)]
-    snapshot: Snapshot,
+    pub(crate) snapshot: Snapshot,
     /// The kernel boot of the capture. Data not synced before that boot ended may be lost, so a
     /// sync during a later boot does not make the snapshot durable.
-    boot: String,
+    pub(crate) boot: String,
 }
 
 /// The records of snapshots as they were read, and the layers that they refer to.

@@ -1,5 +1,6 @@
 //! The command line: every verb, argument and flag. Contains no behaviour.
 
+mod backup;
 pub(crate) mod help;
 mod image;
 mod inside;
@@ -17,6 +18,7 @@ use clap::{
 };
 use harvest_proto::RepositoryRef;
 
+pub(crate) use backup::BackupCommand;
 pub(crate) use image::ImageCommand;
 pub(crate) use inside::{CpArgs, ShellArgs};
 pub(crate) use repo::{RepoCommand, RepoSetting, ScheduleCommand};
@@ -215,6 +217,9 @@ pub(crate) enum Command {
     /// Create, list and remove volumes
     #[command(subcommand)]
     Volume(VolumeCommand),
+    /// Save an installation to a file, or load one
+    #[command(subcommand)]
+    Backup(BackupCommand),
     /// Show disk usage; with -v of every item
     Df,
     /// Remove unused data

@@ -231,6 +231,11 @@ fn path_of(flags: &GlobalFlags, env: Env) -> (PathBuf, bool) {
     }
 }
 
+/// The file that [`Config::load`] reads, if it exists.
+pub(crate) fn existing_file(flags: &GlobalFlags, env: Env) -> Option<PathBuf> {
+    Some(path_of(flags, env).0).filter(|path| path.is_file())
+}
+
 fn read(flags: &GlobalFlags, env: Env) -> Result<String> {
     let (path, named) = path_of(flags, env);
     match std::fs::read_to_string(&path) {

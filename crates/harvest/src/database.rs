@@ -2,7 +2,11 @@
 //! wrong database, every disk would be removed as an orphan. Both store the same random mark, and a
 //! mismatch is refused first.
 
-use std::{borrow::Cow, fs, io, path::Path};
+use std::{
+    borrow::Cow,
+    fs, io,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result};
 use harvest_proto::{Hint, SessionId};
@@ -12,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::{atomic_write::write_private, config::Config, printer::Advice};
 
 /// The database file of a home without a configured database.
-const OWN_FILE: &str = "harvest.db";
+pub(crate) const OWN_FILE: &str = "harvest.db";
 
 /// Records the configured database of a home.
 const RECORD_FILE: &str = "database.json";
@@ -31,6 +35,35 @@ struct DatabaseRecord {
 /// Whether the home has a database file of its own.
 pub(crate) fn has_own(config: &Config) -> bool {
     config.home.join(OWN_FILE).exists()
+}
+
+/// The file with the sessions of a home, for a backup. A database on a server is refused.
+pub(crate) fn file(config: &Config) -> Result<PathBuf> {
+    let own = config.home.join(OWN_FILE);
+    let file = match &config.database {
+        None => match read(&config.home.join(RECORD_FILE))? {
+            Some(record) => return Err(wrong_database(&record.database)),
+            None => own,
+        },
+        Some(url) => match url.file_path() {
+            Some(path) => path.to_owned(),
+            None => {
+                let home = config.home.display();
+                let message = format!("the sessions of {home} are in {url}, which no backup holds");
+                let hint = format!(
+                    "`harvest down`, then `pg_dump` the database and copy {home}: both belong together"
+                );
+                return Err(Advice::new(message, hint).into());
+            }
+        },
+    };
+    match file.is_file() {
+        true => Ok(file),
+        false => {
+            let hint = "name the home with --home or HARVEST_HOME; `harvest up` starts a new one";
+            Err(Advice::new(format!("there are no sessions in {}", file.display()), hint).into())
+        }
+    }
 }
 
 pub(crate) async fn open(config: &Config) -> Result<Store> {
@@ -136,6 +169,19 @@ mod tests {
 
     async fn refused(config: &Config) -> String {
         open(config).await.unwrap_err().to_string()
+    }
+
+    #[test]
+    fn backup_refuses_database_on_a_server() {
+        let folder = tempfile::tempdir().unwrap();
+        let missing = file(&config(folder.path(), None)).unwrap_err();
+        assert!(missing.to_string().starts_with("there are no sessions in "), "{missing}");
+        let database = Some("postgres://ada:s3cret@db/harvest".parse().unwrap());
+        let config = Config { database, ..config(folder.path(), None) };
+        let error = file(&config).unwrap_err();
+        let hint = crate::printer::hint_of(&error).unwrap();
+        assert!(error.to_string().contains("postgres://ada@db/harvest"), "{error}");
+        assert!(hint.contains("pg_dump") && !hint.contains("s3cret"), "{hint}");
     }
 
     #[tokio::test]

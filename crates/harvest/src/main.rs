@@ -5,6 +5,7 @@
 mod atomic_write;
 mod attachments;
 mod backend;
+mod backup;
 mod blob_fetch;
 mod bundle;
 mod cli;

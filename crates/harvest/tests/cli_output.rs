@@ -40,7 +40,7 @@ const SESSIONS: &[&str] = &[
 ];
 const HISTORY: &[&str] = &["turns", "diff", "logs", "events", "artifacts", "pull", "pr"];
 const SANDBOXES: &[&str] = &["exec", "shell", "cp", "sandbox"];
-const STORAGE: &[&str] = &["image", "snapshot", "volume", "df", "gc"];
+const STORAGE: &[&str] = &["image", "snapshot", "volume", "backup", "df", "gc"];
 const REPOSITORIES: &[&str] =
     &["repo", "schedule", "memory", "secret", "models", "budget", "stats", "net"];
 
@@ -272,6 +272,10 @@ fn storage_verbs() {
         &["df"],
         &["gc", "--dry-run"],
         &["gc"],
+        &["backup", "create", "b.tar.gz"],
+        &["backup", "load", "b.tar.gz"],
+        &["--home", "new", "backup", "load", "nosuch.tar.gz"],
+        &["--home", "new", "backup", "load", "root"],
     ]);
     insta::assert_snapshot!("storage_output", output);
 }

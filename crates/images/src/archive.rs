@@ -1,11 +1,12 @@
 //! Reads a tar archive as a stream: old, ustar, GNU and pax headers, long names, all four sparse
-//! formats. Trusts nothing in the archive and keeps little of it in memory. Writes nothing;
-//! `unpack` does.
+//! formats. Trusts nothing in the archive and keeps little of it in memory. `write` writes one;
+//! `unpack` writes its content to the disk.
 
 mod compression;
 mod header;
 mod pax;
 mod sparse;
+mod write;
 
 use std::io::{self, Read};
 
@@ -14,6 +15,7 @@ pub(crate) use header::EntryKind;
 use header::{BLOCK, Header, parse_text};
 use pax::Pax;
 pub(crate) use sparse::Extent;
+pub(crate) use write::ArchiveWriter;
 
 // Long names, attributes and sparse maps of real archives need kilobytes.
 const MAX_EXTENSION_BYTES: u64 = 1 << 20;
@@ -58,6 +60,27 @@ pub(crate) struct Entry {
     pub(crate) extents: Vec<Extent>,
     /// The value of `security.capability`.
     pub(crate) capability: Option<Vec<u8>>,
+    /// All other extended attributes, by name.
+    pub(crate) attributes: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+impl Entry {
+    /// An entry of root's without content.
+    pub(crate) fn at(path: &[u8], kind: EntryKind) -> Self {
+        Self {
+            path: path.to_vec(),
+            kind,
+            mode: 0,
+            uid: 0,
+            gid: 0,
+            modified: (0, 0),
+            link: Vec::new(),
+            size: 0,
+            extents: Vec::new(),
+            capability: None,
+            attributes: Vec::new(),
+        }
+    }
 }
 
 /// Reads an archive entry by entry.
@@ -180,6 +203,7 @@ impl<R: Read> Archive<R> {
             size,
             extents,
             capability: pax.capability,
+            attributes: pax.attributes,
         })
     }
 

@@ -15,6 +15,7 @@ mod layer_key;
 mod oci;
 mod recipe;
 mod stream;
+mod tree_archive;
 mod unpack;
 
 pub use archive::ArchiveError;
@@ -25,4 +26,5 @@ pub use host_settings::host_settings;
 pub use import::{Import, import, pull};
 pub use oci::{PullError, PullOptions};
 pub use recipe::{Base, Recipe, RecipeError, RecipeStep};
+pub use tree_archive::{PackError, TreeArchive, check_archive, unpack_trees};
 pub use unpack::{UnpackError, UnpackLimits};

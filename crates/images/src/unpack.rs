@@ -81,6 +81,8 @@ pub(crate) enum ArchiveForm {
     RootFs,
     /// An OCI layer on top of others, with whiteout markers for removed files.
     Layer,
+    /// Trees with overlayfs's whiteouts and opaque folders, as `tree_archive` packs them.
+    Trees,
 }
 
 /// The layer to unpack into.

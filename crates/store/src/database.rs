@@ -57,7 +57,9 @@ impl DatabaseUrl {
         Self(Location::File(path.to_owned()))
     }
 
-    pub(crate) fn file_path(&self) -> Option<&Path> {
+    /// The file; `None` for a database on a server.
+    #[must_use]
+    pub fn file_path(&self) -> Option<&Path> {
         match &self.0 {
             Location::File(path) => Some(path),
             Location::Postgres(_) => None,

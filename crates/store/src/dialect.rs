@@ -146,6 +146,13 @@ impl Connector {
         Ok(connection)
     }
 
+    /// Opens a connection that copies the whole database elsewhere: `query_only` refuses that.
+    pub(crate) async fn connect_for_copy(&self) -> Result<DbConnection, sqlx::Error> {
+        let mut connection = self.reader.connect().await?;
+        sqlx::raw_sql("PRAGMA busy_timeout = 10000").execute(&mut connection).await?;
+        Ok(connection)
+    }
+
     /// Refuses a PostgreSQL server that is too old.
     pub(crate) async fn check_version(
         &self,

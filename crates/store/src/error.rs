@@ -94,7 +94,7 @@ impl Hint for StoreError {
     fn hint(&self) -> Option<Cow<'_, str>> {
         let hint = match self {
             Self::OtherVersion { found, expected } if found > expected => {
-                "a newer Harvest made this database: upgrade this one, or use another home or database"
+                "a newer Harvest made this database: use that one, or move this home away and load a backup of before with `harvest backup load FILE`"
             }
             Self::OtherVersion { .. } => {
                 "use the version of Harvest that created this database, or another home or database"

@@ -4,7 +4,8 @@ use sqlx::{AssertSqlSafe, Row};
 
 use crate::{DbConnection, StoreError, dialect::Dialect};
 
-const VERSION: i64 = 17;
+/// The version of the tables; a database with another one is refused.
+pub const VERSION: i64 = 17;
 const SCHEMA: &str = include_str!("schema.sql");
 
 /// Creates the tables of a new database in one transaction: a kill in the middle leaves none, and

@@ -40,7 +40,7 @@ pub(crate) const TOPICS: &[(&str, &[&str])] = &[
         ],
     ),
     ("Sandboxes", &["exec", "shell", "cp", "sandbox"]),
-    ("Storage", &["image", "snapshot", "volume", "df", "gc"]),
+    ("Storage", &["image", "snapshot", "volume", "backup", "df", "gc"]),
     ("Settings and scripts", &["config", "api", "mcp", "completion"]),
 ];
 
@@ -158,6 +158,8 @@ const EXAMPLES: &[(&str, &str)] = &[
     ("volume create", "harvest volume create data --size 256m"),
     ("volume ls", "harvest volume ls"),
     ("volume rm", "harvest volume rm data"),
+    ("backup create", "harvest backup create\nharvest backup create before-upgrade.tar.gz"),
+    ("backup load", "harvest backup load before-upgrade.tar.gz"),
     ("df", "harvest df -v"),
     ("gc", "harvest gc --dry-run"),
 ];

@@ -6,6 +6,7 @@ mod archive;
 mod artifacts;
 mod attach;
 mod background;
+mod backup;
 mod budget;
 mod completion;
 mod config;
@@ -129,6 +130,7 @@ pub(crate) async fn run(ctx: &Invocation, command: Option<Command>) -> Result<u8
         Command::Sandbox(verb) => sandbox::run(ctx, verb).await,
         Command::Snapshot(verb) => snapshot::run(ctx, &verb).await,
         Command::Volume(verb) => volume::run(ctx, verb).await,
+        Command::Backup(verb) => backup::run(ctx, &verb).await,
         Command::Df => df::run(ctx).await,
         Command::Gc(args) => gc::run(ctx, &args).await,
         Command::Zygote(_) => unreachable!("main handles it before the runtime starts"),

@@ -12,6 +12,7 @@ pub(super) struct Pax {
     pub(super) gid: Option<u64>,
     pub(super) modified: Option<(i64, u32)>,
     pub(super) capability: Option<Vec<u8>>,
+    pub(super) attributes: Vec<(Vec<u8>, Vec<u8>)>,
     pub(super) sparse: Option<SparseMap>,
 }
 
@@ -36,7 +37,9 @@ impl Pax {
             b"mtime" => self.modified = Some(time(value).ok_or("its time is not a number")?),
             b"SCHILY.xattr.security.capability" => self.capability = Some(value.to_vec()),
             _ => {
-                if let Some(key) = key.strip_prefix(b"GNU.sparse.") {
+                if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
+                    self.attributes.push((name.to_vec(), value.to_vec()));
+                } else if let Some(key) = key.strip_prefix(b"GNU.sparse.") {
                     let map = self.sparse.get_or_insert_default();
                     map.set(key, value).ok_or("its sparse map is malformed")?;
                 }

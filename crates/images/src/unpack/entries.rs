@@ -21,7 +21,10 @@ use super::{
     ArchiveForm, UnpackError, UnpackLimits, Unpacked, file_error,
     paths::{LayerFolder, PathResolver, open_folder},
 };
-use crate::archive::{Archive, ArchiveError, Entry, EntryKind, read_some};
+use crate::{
+    archive::{Archive, ArchiveError, Entry, EntryKind, read_some},
+    tree_archive,
+};
 
 // Markers of OCI layers: a removed file, a folder that hides the layers below, and reserved names.
 const WHITEOUT: &[u8] = b".wh.";
@@ -37,6 +40,9 @@ const MAX_DEFERRED_BYTES: usize = 64 << 20;
 
 // The highest id of a sandbox.
 const MAX_ID: u64 = 65_535;
+
+// The highest id of a file; one more means "unchanged" to `chown`.
+const MAX_TREE_ID: u64 = u32::MAX as u64 - 1;
 
 /// Unpacks one archive into one layer.
 pub(super) struct Unpacker {
@@ -97,12 +103,13 @@ impl Unpacker {
         let parts = parts(&entry.path).ok_or_else(|| UnpackError::Path { path: path.clone() })?;
         // Owner and mode of the root are fixed; an entry for it is ignored.
         let Some((name, folders)) = parts.split_last() else { return Ok(()) };
+        let max = if self.form == ArchiveForm::Trees { MAX_TREE_ID } else { MAX_ID };
         for id in [entry.uid, entry.gid] {
-            if id > MAX_ID {
+            if id > max {
                 return Err(UnpackError::Owner { path, id });
             }
         }
-        if entry.kind == EntryKind::Device {
+        if entry.kind == EntryKind::Device && self.form != ArchiveForm::Trees {
             if folders.first().is_some_and(|first| *first == b"dev") {
                 self.totals.devices += 1;
                 return Ok(());
@@ -178,7 +185,9 @@ impl Unpacker {
             EntryKind::Fifo => {
                 fs::mknodat(parent.fd(), &name, FileType::Fifo, mode, 0).map_err(failed)?;
             }
-            EntryKind::Folder | EntryKind::HardLink | EntryKind::Device => {}
+            // The only device in a tree is a whiteout; any other becomes one.
+            EntryKind::Device => return tree::make_whiteout(parent.fd(), &name).map_err(failed),
+            EntryKind::Folder | EntryKind::HardLink => {}
         }
         let (uid, gid) = owner(entry);
         let set_metadata = || {
@@ -197,6 +206,7 @@ impl Unpacker {
         let (uid, gid) = owner(entry);
         fs::fchown(&folder, Some(uid), Some(gid))?;
         fs::fchmod(&folder, Mode::from_raw_mode(entry.mode))?;
+        self.set_attributes(folder.as_fd(), entry)?;
         let path = parent.path(name);
         if self.deferred_bytes < MAX_DEFERRED_BYTES {
             self.deferred_bytes += path.as_os_str().len() + size_of::<(PathBuf, Timestamps)>();
@@ -278,9 +288,33 @@ impl Unpacker {
             {
                 fs::fsetxattr(&file, c"security.capability", capability, XattrFlags::empty())?;
             }
+            self.set_attributes(file.as_fd(), entry)?;
             fs::futimens(&file, &times(entry))
         };
         set_metadata().map_err(failed)
+    }
+
+    // Attributes beyond capabilities are kept for trees only.
+    fn set_attributes(&self, file: BorrowedFd<'_>, entry: &Entry) -> Result<(), Errno> {
+        if self.form != ArchiveForm::Trees {
+            return Ok(());
+        }
+        for (name, value) in &entry.attributes {
+            if name == tree_archive::OPAQUE {
+                tree::make_opaque(file)?;
+                continue;
+            }
+            let Ok(c_name) = CString::new(name.as_slice()) else { continue };
+            if !tree_archive::is_kept(name) {
+                continue;
+            }
+            match fs::fsetxattr(file, &c_name, value, XattrFlags::empty()) {
+                // This file system has no such attributes.
+                Err(Errno::NOTSUP) => {}
+                other => other?,
+            }
+        }
+        Ok(())
     }
 
     fn extent(
@@ -397,7 +431,7 @@ fn shown(path: &[u8]) -> PathBuf {
 }
 
 fn owner(entry: &Entry) -> (Uid, Gid) {
-    let id = |id: u64| u32::try_from(id).expect("ids were checked to be below 65536");
+    let id = |id: u64| u32::try_from(id).expect("ids were checked against the highest one");
     (Uid::from_raw(id(entry.uid)), Gid::from_raw(id(entry.gid)))
 }
 

@@ -205,3 +205,23 @@ async fn database_with_other_version_is_refused(test: TestStore) {
     };
     assert!(error.hint().is_some());
 }
+
+#[tokio::test]
+async fn copy_of_a_database_in_use_is_complete() {
+    let test = TestStore::sqlite().await;
+    let session = test.session().await;
+    test.commit(&session, vec![warning("before")]).await.unwrap();
+    let copy = TestDatabase::sqlite();
+    let (from, into) = (test.database.file(), copy.file());
+    let (version, written) = tokio::join!(
+        harvest_store::copy_database(&from, &into),
+        test.commit(&session, vec![warning("meanwhile")]),
+    );
+    written.unwrap();
+    assert_eq!(version.unwrap(), harvest_store::SCHEMA_VERSION);
+    test.commit(&session, vec![warning("after")]).await.unwrap();
+    let events = copy.store().await.event_list(&session, 0, 10).await.unwrap();
+    assert!((1..=2).contains(&events.len()), "{events:?}");
+    let again = harvest_store::copy_database(&from, &into).await;
+    assert!(again.is_err(), "a copy never replaces a database");
+}

@@ -29,6 +29,8 @@ const EXCUSED: &[(&str, &str)] = &[
     ("apt install ./target/dist/", "`packages.rs` installs the package in a fresh Debian"),
     ("systemctl ", "needs systemd; `packages.rs` checks the unit"),
     ("export HARVEST_HOME=", "names the home of the service"),
+    ("mv \"$(harvest config home)\"", "`former_version_refuses_newer_home_and_loads_backup` does"),
+    ("harvest backup load before", "`former_version_refuses_newer_home_and_loads_backup` does"),
     ("export PATH=", "the test has the program in its path"),
     ("claude mcp add ", "Claude Code is on a laptop"),
     ("harvest sandbox shell ", "needs a terminal"),

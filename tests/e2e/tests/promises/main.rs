@@ -9,6 +9,7 @@ mod agents;
 mod app_folder;
 mod artifacts;
 mod background_server;
+mod backup;
 mod boot_retries;
 mod build_faults;
 mod build_hostile;
