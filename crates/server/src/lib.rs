@@ -1,10 +1,11 @@
 //! The HTTP API: routes, SSE, WebSockets, authentication, OpenAPI. It translates between HTTP and
 //! `session` and makes no decisions; it never sees the store or a provider.
 //!
-//! Order of the middleware: `session_keys::resolve`, `problem::assign_request_id`, `metrics::count`, `problem::render`
-//! (errors become problem documents), `host_check::require_host`, `auth::require_token` (with the
-//! rules of `authorization`), `detach_writes`, `idempotency::idempotent`, then a handler under
-//! `routes/`. The last three follow from the rule that each route declares (`routes/route.rs`).
+//! Order of the middleware: `session_keys::resolve`, `problem::assign_request_id`,
+//! `metrics::count`, `problem::render` (errors become problem documents),
+//! `host_check::require_host`, `auth::require_token` (with the rules of `authorization`),
+//! `detach_writes`, `idempotency::idempotent`, then a handler under `routes/`. The last three
+//! follow from the rule that each route declares (`routes/route.rs`).
 #![forbid(unsafe_code)]
 
 mod auth;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use harvest_proto::api::{SetUserLimits, User, UserLimits};
+use harvest_proto::api::{Role, SetUserLimits, User, UserLimits};
 use reqwest::Method;
 
 use super::budget::escaped;
@@ -27,7 +27,11 @@ async fn list(ctx: &Invocation, client: &Client) -> Result<u8> {
     let columns = ["USER…", "ROLE", "SANDBOXES", "MEMORY", "CPUS", "DISK", "LIFETIME"];
     ctx.print.list(&users, columns, |one| {
         let role = one.role.map_or("no token", |role| role.as_str());
-        let [sandboxes, memory, cpus, disk, lifetime] = words(&one.limits);
+        let [sandboxes, memory, cpus, disk, lifetime] = match one.role {
+            // The limits are for requests with a member's token.
+            Some(Role::Admin) => std::array::from_fn(|_| "no limit".to_owned()),
+            Some(Role::Member) | None => words(&one.limits),
+        };
         [one.user.email.clone(), role.to_owned(), sandboxes, memory, cpus, disk, lifetime]
     })?;
     Ok(0)

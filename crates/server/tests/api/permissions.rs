@@ -424,35 +424,25 @@ async fn session_key_is_an_id_for_its_creator() {
 }
 
 #[tokio::test]
-async fn member_takes_and_restores_snapshots_of_own_session() {
+async fn session_snapshots_are_for_its_author() {
     let server = TestServer::start().await;
     server.repository().await;
     let (bob, eve) = (member(&server, "bob").await, member(&server, "eve").await);
-    let create = json!({"repository": "calc", "prompt": "hello", "key": "k"});
+    let create = json!({"repository": "calc", "key": "k"});
     let own = send(&server, &bob, "POST", "/v1/sessions", create).await.json();
     let path = format!("/v1/sessions/{}", own["id"].as_str().unwrap());
-    let mut follower = server.follow_as(&bob, &format!("{path}/events")).await;
-    while follower.frame().await.unwrap().data["type"] != "snapshot_taken" {}
-    let named = json!({"name": "before"});
-    let others = send(&server, &eve, "POST", &format!("{path}/snapshots"), named.clone()).await;
-    problem(&others, 403, "forbidden");
-    let json = [("content-type", "application/json"), ("idempotency-key", "once")];
-    let mut taken = Vec::new();
-    for _ in 0..2 {
-        let path = "/v1/sessions/k/snapshots";
-        let made = server.request_as(Some(&bob), "POST", path, &json, &named.to_string()).await;
-        assert_eq!(made.status, 201, "{made:?}");
-        taken.push(made.json());
+    let unknown = json!({"snapshot_id": "snp_000000000000"});
+    for (rest, body) in [("/snapshots", json!({"name": "x"})), ("/restore", unknown.clone())] {
+        let others = send(&server, &eve, "POST", &format!("{path}{rest}"), body).await;
+        problem(&others, 403, "forbidden");
     }
-    assert_eq!(taken[0], taken[1], "once per idempotency key");
-    assert_eq!((&taken[0]["name"], &taken[0]["pinned"]), (&json!("before"), &json!(true)));
-    let restore = format!("{path}/restore");
-    let point = json!({"snapshot_id": taken[0]["id"]});
-    assert_eq!(send(&server, &bob, "POST", &restore, point.clone()).await.status, 200);
-    problem(&send(&server, &eve, "POST", &restore, point).await, 403, "forbidden");
-    let both = json!({"turn": 1, "snapshot_id": taken[0]["id"]});
-    problem(&send(&server, &bob, "POST", &restore, both).await, 422, "invalid_restore");
+    let of_key = |rest: &str| format!("/v1/sessions/k{rest}");
+    problem(&send(&server, &bob, "POST", &of_key("/restore"), unknown).await, 409, "no_snapshot");
+    for body in [json!({}), json!({"turn": 1, "snapshot_id": "snp_000000000000"})] {
+        let refused = send(&server, &bob, "POST", &of_key("/restore"), body).await;
+        problem(&refused, 400, "invalid_restore");
+    }
     let bad = json!({"name": "two\nlines"});
-    let refused = send(&server, &bob, "POST", &format!("{path}/snapshots"), bad).await;
+    let refused = send(&server, &bob, "POST", &of_key("/snapshots"), bad).await;
     problem(&refused, 422, "invalid_name");
 }

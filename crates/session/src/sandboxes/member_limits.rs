@@ -10,10 +10,9 @@ use harvest_proto::{
     },
     bridge::Author,
 };
-use harvest_store::GivenLimits;
+use harvest_store::{GivenLimits, StoreError};
 
 use super::{Requester, SandboxError, Sandboxes, admission::Claimant};
-use crate::error::SessionError;
 
 impl Sandboxes {
     /// The limits of a requester, if there are any.
@@ -25,9 +24,7 @@ impl Sandboxes {
         else {
             return Ok(None);
         };
-        let given = store.user_limits_get(user).await;
-        let given =
-            given.map_err(|error| SandboxError::failed("cannot read the user's limits", error))?;
+        let given = store.user_limits_get(user).await.map_err(not_read)?;
         Ok(Some(effective(self.member_sandboxes, &given)))
     }
 
@@ -93,11 +90,11 @@ impl Sandboxes {
     ///
     /// # Errors
     /// When the store cannot be read.
-    pub async fn user_limits(&self, email: &str) -> Result<UserLimits, SessionError> {
+    pub async fn user_limits(&self, email: &str) -> Result<UserLimits, SandboxError> {
         let Some(store) = &self.store else {
             return Ok(UserLimits::default_with(self.member_sandboxes));
         };
-        Ok(effective(self.member_sandboxes, &store.user_limits_get(email).await?))
+        Ok(effective(self.member_sandboxes, &store.user_limits_get(email).await.map_err(not_read)?))
     }
 
     /// Changes what this user may use. Sandboxes that exist stay as they are.
@@ -108,24 +105,39 @@ impl Sandboxes {
         &self,
         email: &str,
         change: SetUserLimits,
-    ) -> Result<UserLimits, SessionError> {
+    ) -> Result<UserLimits, SandboxError> {
         check_change(email, &change)?;
         let store = self.store.as_ref().ok_or_else(|| {
-            SessionError::conflict("no_server", "users have limits on a server only", "harvest up")
+            let hint = "`harvest up` starts one";
+            SandboxError::conflict("no_server", "users have limits on a server only", hint)
         })?;
-        Ok(effective(self.member_sandboxes, &store.user_limits_set(email, change).await?))
+        let changed = store.user_limits_set(email, change).await.map_err(|error| {
+            match error.is_disk_full() {
+                true => SandboxError::NoSpace {
+                    what: "no space left to record the limits".to_owned(),
+                    hint: "free space on the server's disk, then try again".to_owned(),
+                },
+                false => SandboxError::failed("cannot record the limits", error),
+            }
+        })?;
+        Ok(effective(self.member_sandboxes, &changed))
     }
 
     /// The users with a token or with limits of their own, by address.
     ///
     /// # Errors
     /// When the store cannot be read.
-    pub async fn users(&self) -> Result<Vec<User>, SessionError> {
+    pub async fn users(&self) -> Result<Vec<User>, SandboxError> {
         let Some(store) = &self.store else { return Ok(Vec::new()) };
-        let (tokens, given) = (store.token_list().await?, store.user_limits_list().await?);
+        let tokens = store.token_list().await.map_err(not_read)?;
+        let given = store.user_limits_list().await.map_err(not_read)?;
         let tokens = tokens.into_iter().map(|token| (token.user, Some(token.role)));
         Ok(merge(self.member_sandboxes, tokens.collect(), &given))
     }
+}
+
+fn not_read(error: StoreError) -> SandboxError {
+    SandboxError::failed("cannot read the users' limits", error)
 }
 
 fn effective(member_sandboxes: u32, given: &GivenLimits) -> UserLimits {
@@ -171,12 +183,12 @@ fn merge(
 // Addresses are keys of rows.
 const MAX_EMAIL_BYTES: usize = 320;
 
-fn check_change(email: &str, change: &SetUserLimits) -> Result<(), SessionError> {
+fn check_change(email: &str, change: &SetUserLimits) -> Result<(), SandboxError> {
     let is_email = email.contains('@')
         && email.len() <= MAX_EMAIL_BYTES
         && !email.chars().any(|one| one.is_control() || one.is_whitespace());
     if !is_email {
-        return Err(SessionError::invalid(
+        return Err(SandboxError::invalid(
             "invalid_user",
             "a user is an e-mail address: `harvest user ls` lists them",
         ));
@@ -199,7 +211,7 @@ fn check_change(email: &str, change: &SetUserLimits) -> Result<(), SessionError>
     ] {
         if !in_range {
             let what = format!("`{field}` is out of range");
-            return Err(SessionError::invalid("invalid_limits", what));
+            return Err(SandboxError::invalid("invalid_limits", what));
         }
     }
     Ok(())
@@ -237,6 +249,8 @@ pub(super) fn applied(
     Ok(CreateSandbox { limits, state: Some(false), ..order })
 }
 
+const MIB: u64 = 1 << 20;
+
 // The engine's default, which the setting `limits.processes` lowers but does not raise.
 const MAX_PIDS: u32 = 4096;
 
@@ -247,14 +261,15 @@ pub(super) fn check_size(
 ) -> Result<(), SandboxError> {
     let Some(own) = limits else { return Ok(()) };
     let cpu = size.cpu_millis_per_second.map(u64::from);
-    for (what, wanted, limit) in [
-        ("bytes of memory", size.memory_bytes, own.memory_bytes),
-        ("CPU milliseconds per second", cpu, own.cpu_millis_per_second.into()),
-        ("processes", size.pids.map(u64::from), MAX_PIDS.into()),
-        ("bytes on disk", size.writable_bytes, own.writable_bytes),
-        ("seconds of lifetime", size.lifetime_secs, own.lifetime_secs),
+    for (what, unit, wanted, limit) in [
+        ("MiB of memory", MIB, size.memory_bytes, own.memory_bytes),
+        ("CPU milliseconds per second", 1, cpu, own.cpu_millis_per_second.into()),
+        ("processes", 1, size.pids.map(u64::from), MAX_PIDS.into()),
+        ("MiB of disk", MIB, size.writable_bytes, own.writable_bytes),
+        ("seconds of lifetime", 1, size.lifetime_secs, own.lifetime_secs),
     ] {
         if let Some(wanted) = wanted.filter(|wanted| *wanted > limit) {
+            let (wanted, limit) = (wanted.div_ceil(unit), limit / unit);
             let what = format!("{wanted} {what} are more than this user's limit of {limit}");
             return Err(not_allowed("over_limit", &what));
         }
