@@ -13,6 +13,7 @@ import sys
 import textwrap
 import types
 import uuid
+import venv
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,24 @@ async def test_guide_programs_run(environment: None, closed_afterwards: None) ->
             if inspect.isawaitable(running):
                 await running
     assert "0 hello\n" in printed.getvalue()
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="pip needs the network: once is enough")
+def test_quickstart_installs_the_client(tmp_path: Path) -> None:
+    steps = (ROOT / "crates/harvest/src/quickstart/next_steps.txt").read_text("utf-8")
+    (command,) = re.findall(r"^  (pip .*)$", steps, re.M)
+    venv.create(tmp_path, with_pip=True)
+    path = f"{tmp_path}/bin{os.pathsep}{os.environ['PATH']}"
+    program = f"{command}\npython -c 'from harvest_client.sync import HarvestClient'"
+    installed = subprocess.run(
+        ["sh", "-ec", program],
+        cwd=ROOT,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert installed.returncode == 0, installed.stderr
 
 
 @pytest.mark.parametrize("page", [README, GUIDE], ids=lambda page: page.name)

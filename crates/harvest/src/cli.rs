@@ -244,6 +244,9 @@ pub(crate) struct SessionArg {
 
 #[derive(Debug, Args)]
 pub(crate) struct QuickstartArgs {
+    /// The agent [default: claude]
+    #[arg(short, long, value_parser = ["claude", "opencode", "codex"], conflicts_with = "clean")]
+    pub(crate) agent: Option<String>,
     /// Remove the data of an earlier quickstart
     #[arg(long)]
     pub(crate) clean: bool,

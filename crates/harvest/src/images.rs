@@ -90,14 +90,14 @@ pub(crate) async fn ensure(backend: &Backend, named: &str, print: Printer) -> Re
     Ok(image.name)
 }
 
-/// The image of sessions of the default agent where none is configured.
-pub(crate) async fn default_name(backend: &Backend) -> Result<String> {
+/// The image of sessions of an agent where none is configured.
+pub(crate) async fn default_name(backend: &Backend, agent: &AgentName) -> Result<String> {
     let has_all = match backend.get::<Image>(&format!("/v1/images/{ALL_AGENTS}")).await {
         Ok(_) => true,
         Err(error) if has_code(&error, "image_missing") => false,
         Err(error) => return Err(error),
     };
-    Ok(default_image(&AgentName::default(), has_all).to_owned())
+    Ok(default_image(agent, has_all).to_owned())
 }
 
 fn has_code(error: &anyhow::Error, code: &str) -> bool {

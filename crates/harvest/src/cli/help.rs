@@ -46,7 +46,7 @@ pub(crate) const TOPICS: &[(&str, &[&str])] = &[
 
 /// Examples by verb, one per line. A test parses them.
 const EXAMPLES: &[(&str, &str)] = &[
-    ("quickstart", "harvest quickstart"),
+    ("quickstart", "harvest quickstart\nharvest quickstart -a codex"),
     ("up", "harvest up -d"),
     ("down", "harvest down"),
     ("doctor", "harvest doctor"),

@@ -6,7 +6,8 @@ use crate::{Invocation, cli::QuickstartArgs, quickstart};
 
 pub(crate) async fn run(ctx: &Invocation, args: &QuickstartArgs) -> Result<u8> {
     if !args.clean {
-        return quickstart::run(ctx, args.keep).await;
+        let agent = args.agent.as_deref().map(str::parse).transpose()?.unwrap_or_default();
+        return quickstart::run(ctx, &agent, args.keep).await;
     }
     let home = ctx.config.home.join("quickstart");
     match quickstart::clean(ctx, &home)? {

@@ -1,7 +1,7 @@
 //! The demo of `harvest quickstart`: everything once on this machine, without an account.
 //!
-//! Everything but the model is real: the sandbox, Claude Code in it, git, the tests, the pull
-//! request and its check. The model is the gateway's scripted one, which plays `script.json`.
+//! Everything but the model is real: the sandbox, the agent in it, git, the tests, the pull request
+//! and its check. The model is the gateway's scripted one, which plays `script.json`.
 
 mod sample;
 mod tour;
@@ -10,6 +10,8 @@ use std::{net::SocketAddr, path::Path};
 
 use anyhow::{Context, Result};
 use harvest_gateway::ScriptRule;
+use harvest_proto::AgentName;
+use harvest_session::{ALL_AGENTS, default_image};
 
 use crate::{
     Invocation,
@@ -24,8 +26,8 @@ const SCRIPT: &str = include_str!("script.json");
 /// The usual exit code after SIGINT.
 const INTERRUPTED: u8 = 130;
 
-/// Runs the demo; with `keep`, the server keeps running afterwards.
-pub(crate) async fn run(ctx: &Invocation, keep: bool) -> Result<u8> {
+/// Runs the demo with an agent; with `keep`, the server keeps running afterwards.
+pub(crate) async fn run(ctx: &Invocation, agent: &AgentName, keep: bool) -> Result<u8> {
     let home = ctx.config.home.join("quickstart");
     clean(ctx, &home)?;
     let author = identity::configured(&ctx.config).unwrap_or_else(|| {
@@ -40,6 +42,8 @@ pub(crate) async fn run(ctx: &Invocation, keep: bool) -> Result<u8> {
     // The demo uses its own database.
     let config = Config {
         database: None,
+        // The repository is built on an image that has the agent.
+        image: ctx.config.image.clone().or_else(|| image_of(agent)),
         author_name: Some(author.name),
         author_email: Some(author.email),
         ..ctx.config.at(&home)
@@ -60,7 +64,7 @@ pub(crate) async fn run(ctx: &Invocation, keep: bool) -> Result<u8> {
             code = INTERRUPTED;
             Ok(())
         }
-        result = tour::run(ctx, &server) => result,
+        result = tour::run(ctx, &server, agent) => result,
     };
     if result.is_ok() && keep && code == 0 {
         ctx.print.note(format!("\nServing on {} until Ctrl-C", server.url()));
@@ -95,6 +99,11 @@ fn listen(ctx: &Invocation) -> SocketAddr {
     }
 }
 
+/// The image of an agent that only one image has; `None` where the server chooses.
+fn image_of(agent: &AgentName) -> Option<String> {
+    (default_image(agent, false) == ALL_AGENTS).then(|| ALL_AGENTS.to_owned())
+}
+
 fn rules() -> Result<Vec<ScriptRule>> {
     serde_json::from_str(SCRIPT).context("cannot parse the quickstart's script")
 }
@@ -106,7 +115,7 @@ mod tests {
     #[test]
     fn every_prompt_matches_one_script() {
         let rules = rules().unwrap();
-        for prompt in [tour::FIRST, tour::SECOND, tour::THIRD] {
+        for prompt in [tour::FIRST, tour::SECOND, tour::VARIANTS[0], tour::VARIANTS[1]] {
             let matching = rules.iter().filter(|rule| prompt.contains(&rule.contains)).count();
             assert_eq!(matching, 1, "{prompt}");
         }
@@ -115,6 +124,7 @@ mod tests {
     #[test]
     fn sample_contains_the_text_the_script_edits() {
         assert!(include_str!("sample/calc.py").contains("return a - b"));
+        assert!(include_str!("sample/calc.py").contains("return add(a, a)"));
         assert!(include_str!("sample/README.md").contains("A very small calculator."));
     }
 }

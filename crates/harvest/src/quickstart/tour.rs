@@ -7,11 +7,12 @@ use anyhow::{Context, Result, bail};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use futures_util::StreamExt;
 use harvest_proto::{
-    EventBody, ModelRef, NetworkPolicy, PromptText, RepositoryName, SessionId,
+    AgentName, EventBody, ModelRef, NetworkPolicy, PromptText, RepositoryName, SessionId,
     api::{
         AddRepository, BuildRepository, CheckOutcome, CreatePrompt, CreateSession, ExecLine,
         ExecRequest, FindingLevel as Level, ForkSession, Session,
     },
+    bridge::Exit,
 };
 use reqwest::Method;
 use serde_json::json;
@@ -35,30 +36,37 @@ pub(super) const FIRST: &str =
 /// Queued while the first runs.
 pub(super) const SECOND: &str =
     "Say in the README what the calculator can do, then commit and push.";
-/// The prompt of the fork.
-pub(super) const THIRD: &str = "Where are we?";
+/// The prompts of the forks. One passes the tests, the other one does not.
+pub(super) const VARIANTS: [&str; 2] = [
+    "Double by shifting the bits, then commit.",
+    "Add bit by bit, without the plus sign, then commit.",
+];
+
+/// What is printed at the end. Tests run its commands.
+const NEXT_STEPS: &str = include_str!("next_steps.txt");
 
 const STEPS: u32 = 8;
 
 struct Tour<'a> {
     ctx: &'a Invocation,
     server: &'a RunningServer,
+    agent: &'a AgentName,
     client: Client,
     step: u32,
     began: Instant,
 }
 
-pub(super) async fn run(ctx: &Invocation, server: &RunningServer) -> Result<()> {
+pub(super) async fn run(ctx: &Invocation, server: &RunningServer, agent: &AgentName) -> Result<()> {
     let client = server.client()?;
-    let mut tour = Tour { ctx, server, client, step: 0, began: Instant::now() };
+    let mut tour = Tour { ctx, server, agent, client, step: 0, began: Instant::now() };
     tour.doctor()?;
     tour.image().await?;
     tour.sample().await?;
     let session = tour.session().await?;
     tour.diff(&session.id).await?;
     tour.pause(&session.id).await?;
-    tour.fork(&session.id).await?;
     tour.pull_request(&session.id).await?;
+    tour.variants(&session.id).await?;
     tour.next_steps();
     Ok(())
 }
@@ -98,7 +106,7 @@ impl Tour<'_> {
         let backend = Backend::from_client(self.client.clone());
         let name = match &self.ctx.config.image {
             Some(name) => name.clone(),
-            None => images::default_name(&backend).await?,
+            None => images::default_name(&backend, self.agent).await?,
         };
         images::ensure(&backend, &name, self.ctx.print).await?;
         self.done(&format!("Image {name} is ready"));
@@ -122,13 +130,17 @@ impl Tour<'_> {
     }
 
     async fn session(&mut self) -> Result<Session> {
-        self.begin("A session: real Claude Code in a sandbox, two prompts, one pull request");
+        let product = product(self.agent);
+        self.begin(&format!(
+            "A session: real {product} in a sandbox, two prompts, one pull request"
+        ));
         self.ctx
             .print
             .note("The model is scripted: no account, no key, no cost. Everything else is real.");
         let request = CreateSession {
             repository: Some(sample::NAME.into()),
             prompt: Some(prompt(FIRST)),
+            agent: Some(self.agent.clone()),
             model: Some(ModelRef::scripted()),
             network: Some(NetworkPolicy::None),
             ..CreateSession::default()
@@ -160,13 +172,7 @@ impl Tour<'_> {
             match tracker.event(&event.body) {
                 // The session is done only after the second prompt was queued.
                 Some(Verdict::Succeeded) if next.is_none() => return screen.finish(),
-                Some(Verdict::Failed | Verdict::NeedsInput) => {
-                    let home = self.server.home().display();
-                    let hint = format!(
-                        "`harvest --home {home} up`, then `harvest --home {home} logs {id}`"
-                    );
-                    bail!(Advice::new("the turn failed", hint));
-                }
+                Some(Verdict::Failed | Verdict::NeedsInput) => bail!(self.turn_failed(id)),
                 _ => {}
             }
         }
@@ -202,27 +208,72 @@ impl Tour<'_> {
         Ok(())
     }
 
-    async fn fork(&mut self, id: &SessionId) -> Result<()> {
-        self.begin("Fork turn 1: files and conversation as they were before the README changed");
-        let request =
-            ForkSession { turn: Some(1), prompt: Some(prompt(THIRD)), ..ForkSession::default() };
+    async fn variants(&mut self, id: &SessionId) -> Result<()> {
+        self.begin("Fork turn 1 into two variants, judged by the repository's own tests");
+        let prompts = VARIANTS.map(prompt).to_vec();
+        let request = ForkSession { turn: Some(1), prompts, ..ForkSession::default() };
         let forks = self.client.fork(id, &request).await.context("cannot fork")?;
-        let fork = forks.into_iter().next().context("the server made no fork")?;
-        self.ctx.print.note(format!("Forked {id} at turn 1 as {}", fork.id));
-        self.follow(&fork.id, 0, None).await?;
-        let readme = self.output(&fork.id, "cat README.md").await?;
-        if readme.contains("doubles") {
+        let [first, second] = forks.as_slice() else { bail!("the server made other forks") };
+        let judged = [(first, VARIANTS[0]), (second, VARIANTS[1])];
+        let [passing, failing] = judged.map(|(fork, text)| self.judge(&fork.id, text));
+        let (passing, failing) = tokio::try_join!(passing, failing)?;
+        for Variant { id, prompt, exit, summary } in [&passing, &failing] {
+            if self.ctx.print.json {
+                let tests = json!({ "exit": exit, "summary": summary });
+                self.ctx.print.item(&json!({ "session": id, "prompt": prompt, "tests": tests }))?;
+            }
+            let (mark, word) = match exit {
+                Exit::Code(0) => (self.ctx.print.stderr.ok("✓"), "passed"),
+                _ => (self.ctx.print.stderr.fail("✗"), "failed"),
+            };
+            self.ctx.print.styled_note(&format!("{mark} {prompt}"));
+            self.ctx.print.note(format!("  {id}: its tests {word}: {summary}"));
+        }
+        if passing.exit != Exit::Code(0) || failing.exit == Exit::Code(0) {
+            bail!("the tests judged the variants differently than expected");
+        }
+        self.done("Both began with the files and the conversation of turn 1");
+        Ok(())
+    }
+
+    /// Waits for the fork's turn and runs the repository's check on its work.
+    async fn judge(&self, id: &SessionId, prompt: &'static str) -> Result<Variant> {
+        self.wait(id).await?;
+        if self.output(id, "cat README.md").await?.contains("doubles") {
             bail!("the fork contains files from after turn 1");
         }
-        // Claude Code stores its conversations here.
-        let conversation =
-            self.output(&fork.id, "cat /home/harvest/.claude/projects/*/*.jsonl").await?;
-        if !conversation.contains(FIRST) || conversation.contains(SECOND) {
-            bail!("the fork's conversation is not the one of turn 1");
+        let folder = conversations(self.agent);
+        for (text, expected) in [(FIRST, true), (SECOND, false)] {
+            let search = format!("grep -rqaF '{text}' ~/{folder}; echo $?");
+            let found = self.output(id, &search).await?.trim() == "0";
+            if found != expected {
+                bail!("the fork's conversation is not the one of turn 1");
+            }
         }
-        self.ctx.print.note("Same conversation: it contains the first prompt but not the second");
-        self.done("Forked at the end of turn 1");
-        Ok(())
+        let (exit, output) = self.command(id, "./.harvest/check.sh 2>&1").await?;
+        let summary = output.lines().last().unwrap_or_default().to_owned();
+        Ok(Variant { id: id.clone(), prompt, exit, summary })
+    }
+
+    /// Waits until a session is done, without printing its events.
+    async fn wait(&self, id: &SessionId) -> Result<()> {
+        let (mut updates, mut tracker) =
+            (pin!(self.client.follow(id, 0)), CompletionTracker::default());
+        while let Some(update) = updates.next().await {
+            let Update::Event(event) = update? else { continue };
+            match tracker.event(&event.body) {
+                Some(Verdict::Succeeded) => return Ok(()),
+                Some(Verdict::Failed | Verdict::NeedsInput) => bail!(self.turn_failed(id)),
+                None => {}
+            }
+        }
+        bail!("the event stream of {id} ended")
+    }
+
+    fn turn_failed(&self, id: &SessionId) -> Advice {
+        let home = self.server.home().display();
+        let hint = format!("`harvest --home {home} up`, then `harvest --home {home} logs {id}`");
+        Advice::new("the turn failed", hint)
     }
 
     async fn pull_request(&mut self, id: &SessionId) -> Result<()> {
@@ -248,21 +299,24 @@ impl Tour<'_> {
 
     fn next_steps(&self) {
         let home = self.server.home().display().to_string();
-        let listen = self.ctx.config.listen;
+        let key = match self.agent {
+            AgentName::Codex => "OPENAI_API_KEY",
+            _ => "ANTHROPIC_API_KEY",
+        };
+        let steps = NEXT_STEPS.replace("{key}", &format!("{key:<19}"));
         self.ctx.print.note(format!(
-            "\nDone. With your own code, in two terminals:\n  \
-             harvest up                             start the server, on {listen}\n  \
-             harvest secret set ANTHROPIC_API_KEY   use a real model\n  \
-             harvest run -r https://…/app.git \"…\"   run a task\n\
-             The demo's data is kept; to look at it, again in two terminals:\n  \
-             harvest --home {home} up\n  \
-             harvest --home {home} ls\n\
-             `harvest quickstart --clean` removes it."
+            "\n{steps}The demo's data is kept: `harvest --home {home} up -d`, then `harvest --home \
+             {home} ls`; `harvest quickstart --clean` removes it."
         ));
     }
 
     /// The output of a command in the session's checkout.
     async fn output(&self, id: &SessionId, script: &str) -> Result<String> {
+        Ok(self.command(id, script).await?.1)
+    }
+
+    /// Runs a command in the session's checkout; returns how it ended, and its output.
+    async fn command(&self, id: &SessionId, script: &str) -> Result<(Exit, String)> {
         let argv = ["sh", "-c", script].map(str::to_owned).to_vec();
         let request = self.client.request(Method::POST, &format!("/v1/sessions/{id}/exec"));
         let request = request.json(&ExecRequest { argv, ..ExecRequest::default() });
@@ -272,13 +326,41 @@ impl Tour<'_> {
             match line {
                 ExecLine::Stdout { data } => printed.extend(BASE64_STANDARD.decode(data)?),
                 ExecLine::Stderr { .. } | ExecLine::Started { .. } => {}
-                ExecLine::Exited { .. } => {
-                    return Ok(String::from_utf8_lossy(&printed).into_owned());
+                ExecLine::Exited { exit, .. } => {
+                    return Ok((exit, String::from_utf8_lossy(&printed).into_owned()));
                 }
                 ExecLine::Failed { message, .. } => bail!("cannot run `{script}`: {message}"),
             }
         }
         bail!("the response ended before `{script}` finished")
+    }
+}
+
+/// A fork and what the tests say of it.
+struct Variant {
+    id: SessionId,
+    prompt: &'static str,
+    exit: Exit,
+    /// The last line of the tests.
+    summary: String,
+}
+
+/// The name of an agent's product.
+fn product(agent: &AgentName) -> &str {
+    match agent {
+        AgentName::Claude => "Claude Code",
+        AgentName::Opencode => "OpenCode",
+        AgentName::Codex => "Codex",
+        other => other.as_str(),
+    }
+}
+
+/// The folder below its user's home where an agent keeps its conversations.
+fn conversations(agent: &AgentName) -> &'static str {
+    match agent {
+        AgentName::Opencode => ".local/share/opencode",
+        AgentName::Codex => ".codex/sessions",
+        _ => ".claude/projects",
     }
 }
 

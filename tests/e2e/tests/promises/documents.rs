@@ -60,7 +60,15 @@ enum Server {
 
 /// Runs a page in a home and a folder of its own.
 async fn run(path: &str, server: Server) {
-    let page = read(path);
+    run_page(path, &read(path), server).await;
+}
+
+/// Runs the commands of a text as if they were on a page; they start the server.
+pub(crate) async fn run_text(name: &str, text: &str) {
+    run_page(name, &Page::parse(text), Server::ByThePage).await;
+}
+
+async fn run_page(path: &str, page: &Page, server: Server) {
     let model = Model::start(page.answers()).await;
     let env = [
         ("ANTHROPIC_API_KEY", "sk-of-the-documents"),
@@ -75,7 +83,7 @@ async fn run(path: &str, server: Server) {
     if server == Server::ByThePage {
         host.kill();
     }
-    let output = run_script(&host, &script(&page)).await;
+    let output = run_script(&host, &script(page)).await;
     if server == Server::ByThePage {
         host.harvest(["down"]);
     }
