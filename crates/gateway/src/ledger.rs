@@ -251,6 +251,32 @@ pub struct DoorPolicy {
     pub repositories: Vec<GitAccess>,
     /// Whose secrets its requests use, narrowest scope first.
     pub secrets: Vec<SecretOwner>,
+    /// What the sandbox is for.
+    pub purpose: DoorPurpose,
+}
+
+/// What the sandbox behind a door is for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum DoorPurpose {
+    /// A session, or a build.
+    #[default]
+    Work,
+    /// The check of a commit: it reaches no model and no tools, and uses no secret of a person or
+    /// session except to fetch the repository.
+    Check,
+}
+
+impl DoorPolicy {
+    /// Whose secrets are added to requests for hosts.
+    pub(crate) fn host_secret_owners(&self) -> Vec<SecretOwner> {
+        let is_shared = |owner: &&SecretOwner| {
+            matches!(owner, SecretOwner::Repository(_) | SecretOwner::Global)
+        };
+        match self.purpose {
+            DoorPurpose::Work => self.secrets.clone(),
+            DoorPurpose::Check => self.secrets.iter().filter(is_shared).cloned().collect(),
+        }
+    }
 }
 
 /// A network policy with the names and rules it consists of.
@@ -314,4 +340,26 @@ pub struct GitAccess {
     /// The branch that the session may create and update, but never delete. It may replace its own
     /// commits there, and no others. `None` is read-only.
     pub branch: Option<BranchName>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn check_uses_no_secret_of_people_for_hosts() {
+        let repository = SecretOwner::Repository("acme/shop".parse().unwrap());
+        let shared = vec![repository, SecretOwner::Global];
+        let own = [SecretOwner::Session(SessionId::random()), SecretOwner::user("ada@example.org")];
+        let policy = |purpose| DoorPolicy {
+            session: SessionId::random(),
+            network: ResolvedPolicy::of(NetworkPolicy::Trusted, &[]).fixed(),
+            upstream: watch::channel(UpstreamName::scripted()).1,
+            repositories: Vec::new(),
+            secrets: [&own[..], &shared].concat(),
+            purpose,
+        };
+        assert_eq!(policy(DoorPurpose::Check).host_secret_owners(), shared);
+        assert_eq!(policy(DoorPurpose::Work).host_secret_owners().len(), 4);
+    }
 }

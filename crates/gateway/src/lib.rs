@@ -39,7 +39,9 @@ use harvest_proto::{
     Secret, SecretOwner, SessionId, UpstreamKind, UpstreamName,
     api::{McpService, ModelService, ServiceModels},
 };
-use ledger::{DoorPolicy, Ledger, NamedSecret, ResolvedPolicy, SecretsUnavailable, Tools};
+use ledger::{
+    DoorPolicy, DoorPurpose, Ledger, NamedSecret, ResolvedPolicy, SecretsUnavailable, Tools,
+};
 pub use listener::{DoorHandle, DoorListener, DoorSocket, DoorStream};
 pub use mcp::{McpServer, McpServerKind, McpServers, protocol as mcp_protocol};
 pub use model::{Upstream, UpstreamError, Upstreams, check_service_url};
@@ -180,6 +182,7 @@ impl Gateway {
             upstream: watch::channel(UpstreamName::scripted()).1,
             repositories: Vec::new(),
             secrets: Vec::new(),
+            purpose: DoorPurpose::Work,
         };
         let mut door = Door::new(Arc::clone(&self.shared), policy, Some(observer), None);
         door.names_only = true;

@@ -30,7 +30,7 @@ use self::{
 use crate::{
     door::Door,
     http::{self, Abort, Body},
-    ledger::Tools,
+    ledger::{DoorPurpose, Tools},
 };
 
 // A tool's arguments are small. Parsed, a hostile body takes 16 to 32 times its size, as long as
@@ -55,6 +55,9 @@ pub(crate) async fn answer(
                 }
             };
         }
+    }
+    if door.policy.purpose == DoorPurpose::Check {
+        return Ok(http::text(StatusCode::FORBIDDEN, "a check has no tools"));
     }
     // Also the answer to clients that look for an authorization server first.
     Ok(http::text(StatusCode::NOT_FOUND, "the tools are at /mcp"))

@@ -170,6 +170,8 @@ pub(crate) enum Command {
     /// Show, open, change and merge a session's pull requests
     #[command(subcommand)]
     Pr(PrCommand),
+    /// Check a commit, a branch, a pull request or what a session pushed
+    Verify(VerifyArgs),
     /// Register and prebuild repositories
     #[command(subcommand)]
     Repo(RepoCommand),
@@ -240,6 +242,13 @@ pub(crate) struct HelpArgs {
 pub(crate) struct SessionArg {
     /// The session: an id, an id prefix, or `-` for the newest
     pub(crate) session: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VerifyArgs {
+    /// A session, or OWNER/NAME[@BRANCH|@COMMIT|#NUMBER]: the base by default
+    #[arg(value_name = "ID|REPO[@COMMIT|#NUMBER]")]
+    pub(crate) target: String,
 }
 
 #[derive(Debug, Args)]

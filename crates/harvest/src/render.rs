@@ -507,7 +507,7 @@ fn check_result(evidence: &Evidence, of: &str) -> Vec<String> {
     let (commit, time) =
         (format!("{}{of}", short_commit(&evidence.commit)), human_millis(evidence.millis));
     let check = &evidence.check;
-    match evidence.outcome {
+    let mut lines = match evidence.outcome {
         CheckOutcome::Passed => {
             vec![format!("Check passed on {commit} in a fresh sandbox: {check} ({time})")]
         }
@@ -518,7 +518,13 @@ fn check_result(evidence: &Evidence, of: &str) -> Vec<String> {
                 format!("Check failed on {commit} in a fresh sandbox: {check} ({exit}, {time})");
             with_tail(line, &evidence.tail)
         }
+    };
+    if evidence.changed_count > 0 {
+        let names = evidence.changed.join(", ");
+        lines
+            .push(format!("  the commit changes {} of .harvest/: {names}", evidence.changed_count));
     }
+    lines
 }
 
 fn question_lines(question: &str, options: &[String]) -> Vec<String> {

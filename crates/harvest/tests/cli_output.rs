@@ -38,7 +38,8 @@ const SESSIONS: &[&str] = &[
     "archive",
     "rm",
 ];
-const HISTORY: &[&str] = &["turns", "diff", "logs", "events", "artifacts", "pull", "pr"];
+const HISTORY: &[&str] =
+    &["turns", "diff", "logs", "events", "artifacts", "pull", "pr", "verify"];
 const SANDBOXES: &[&str] = &["exec", "shell", "cp", "sandbox"];
 const STORAGE: &[&str] = &["image", "snapshot", "volume", "backup", "df", "gc"];
 const REPOSITORIES: &[&str] =
@@ -226,6 +227,9 @@ fn history_verbs() {
         &["events", "-", "--types", "nosuch"],
         &["events", "-"],
         &["pr", "show", "-"],
+        &["verify", "-"],
+        &["verify", "local/app@main"],
+        &["verify", "app#x"],
     ]);
     insta::assert_snapshot!("history_output", output);
 }

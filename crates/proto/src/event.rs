@@ -546,6 +546,8 @@ pub enum SnapshotKind {
     Recovered,
     /// A repository was built.
     Build,
+    /// A commit was checked.
+    Check,
 }
 
 /// Tokens used by a model call, a turn or a session.
@@ -597,6 +599,12 @@ mod tests {
             repository: "local/calc".parse().unwrap(),
             commit: "c0ffee".into(),
             check: ".harvest/check.sh".into(),
+            command: ".harvest/check.sh".into(),
+            base: None,
+            base_commit: None,
+            changed: Vec::new(),
+            changed_count: 0,
+            snapshot_id: None,
             outcome: crate::api::CheckOutcome::Passed,
             exit: crate::bridge::Exit::Code(0),
             millis: 1,

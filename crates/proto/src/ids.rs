@@ -102,6 +102,8 @@ ids! {
     BlobId = "blb",
     /// A call of a model.
     CallId = "cll",
+    /// A verification: one run of a repository's check.
+    VerificationId = "ver",
 }
 
 #[cfg(test)]

@@ -34,7 +34,9 @@ pub use agents::AgentName;
 pub use effort::Effort;
 pub use event::{Event, EventBody};
 pub use hint::Hint;
-pub use ids::{BlobId, CallId, ImageId, PromptId, SandboxId, SessionId, SnapshotId, TurnId};
+pub use ids::{
+    BlobId, CallId, ImageId, PromptId, SandboxId, SessionId, SnapshotId, TurnId, VerificationId,
+};
 pub use money::{BUDGET_REACHED, InvalidMoney, Money, SpendingScope, budget_command};
 pub use names::{BranchName, McpServerName, PromptText};
 pub use network::{

@@ -71,19 +71,42 @@ pub(crate) async fn head(bridge: &Bridge, folder: &CheckoutFolder) -> Result<Hea
     }
 }
 
-/// Fetches a branch and checks out a commit of it. True when the commit changes `.harvest`.
+/// A commit that is checked out to be checked.
+pub(crate) struct CheckedOut {
+    /// What was checked out before.
+    pub(crate) base: Option<String>,
+    /// The check in `.harvest/config.toml` of the base.
+    pub(crate) declared: Option<String>,
+    /// The first files below `.harvest` that the commit changes.
+    pub(crate) changed: Vec<String>,
+    pub(crate) changed_count: u64,
+}
+
+// Names in evidence, each of this many characters at most.
+const MAX_CHANGED: usize = 20;
+const MAX_CHANGED_CHARACTERS: usize = 200;
+
+/// Fetches a commit, of this branch if it is known, and checks it out.
 pub(crate) async fn check_out(
     bridge: &Bridge,
     folder: &CheckoutFolder,
-    branch: &BranchName,
+    branch: Option<&BranchName>,
     commit: &str,
-) -> Result<bool, BridgeError> {
-    let (checkout, branch) = (folder.clone(), branch.clone());
+) -> Result<CheckedOut, BridgeError> {
+    let (checkout, branch) = (folder.clone(), branch.cloned());
     let request = GitRequest::CheckOut { checkout, branch, commit: commit.to_owned() };
     match bridge.request(|id| ToSupervisor::Git { id, request }).await? {
-        Reply::CheckedOut { changed_harvest_folder } => Ok(changed_harvest_folder),
+        Reply::CheckedOut { base, declared, changed, changed_count } => {
+            let changed = changed.iter().take(MAX_CHANGED).map(|name| printable(name)).collect();
+            Ok(CheckedOut { base, declared, changed, changed_count })
+        }
         _ => Err(BridgeError::UnexpectedReply),
     }
+}
+
+// The supervisor is no part of the sandbox's trust, but the names are a repository's.
+fn printable(name: &str) -> String {
+    name.chars().filter(|c| !c.is_control()).take(MAX_CHANGED_CHARACTERS).collect()
 }
 
 /// Puts each checkout on `branch`, if given. With `record_base`, also records the base commits that

@@ -152,8 +152,12 @@ impl EphemeralSandbox {
     }
 
     /// Removes the sandbox and saves its disk as a snapshot.
-    pub(crate) async fn save(self, snapshot: &SnapshotId) -> Result<(), EphemeralError> {
-        let (sandbox, kind) = (self.guard.sandbox(), SnapshotKind::Build);
+    pub(crate) async fn save(
+        self,
+        snapshot: &SnapshotId,
+        kind: SnapshotKind,
+    ) -> Result<(), EphemeralError> {
+        let sandbox = self.guard.sandbox();
         self.shared.meter.end(sandbox).await;
         self.shared.provider.snapshot_and_remove(sandbox, snapshot, kind).await?;
         self.guard.forget();

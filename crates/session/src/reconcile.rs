@@ -66,6 +66,8 @@ impl Reconcile {
                 .build_fail(shared.lease, &snapshot, ("the server was restarted", ""), now())
                 .await?;
         }
+        let restarted = "the server was restarted";
+        shared.store.verification_end_unfinished(shared.lease, restarted, now()).await?;
         tracing::info!(sandboxes = orphans.len(), "reconciled sandboxes with the store");
         // In the background: it takes as long as the home has snapshots.
         let job = Job { name: "reconcile", period: None, wake: Arc::new(Notify::new()) };
@@ -137,6 +139,7 @@ async fn referenced_snapshots(shared: &Shared) -> Result<HashSet<SnapshotId>, Se
     let mut referenced = shared.pending_snapshots.all();
     shared.store.session_each_state(|state| referenced.extend(mentioned_snapshots(state))).await?;
     referenced.extend(shared.store.snapshot_of_builds().await?);
+    referenced.extend(shared.store.verification_snapshots().await?);
     referenced.extend(shared.store.snapshot_ids().await?);
     Ok(referenced)
 }

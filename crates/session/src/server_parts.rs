@@ -26,7 +26,8 @@ use crate::{
     pool::{Pool, PoolConfig},
     removals::Removals,
     repositories::{
-        ForgeNews, OpenPolicies, Repositories, RepositoryContext, ServerDoors, Trusted,
+        ForgeNews, LiveVerifications, OpenPolicies, Repositories, RepositoryContext, ServerDoors,
+        Trusted,
     },
     retention::{Retention, RetentionEnforcer},
     root_locks::RootLocks,
@@ -167,6 +168,7 @@ async fn shared(
         pr_mode: config.pr_mode,
         news: ForgeNews::default(),
         clock,
+        verifications: LiveVerifications::default(),
         build_ended: Notify::new(),
         changes: Arc::default(),
     });

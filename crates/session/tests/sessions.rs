@@ -53,6 +53,8 @@ mod syncs;
 mod tokens;
 #[path = "sessions/tools.rs"]
 mod tools;
+#[path = "sessions/verify.rs"]
+mod verify;
 
 use std::{
     any::Any,

@@ -50,6 +50,7 @@ mod target;
 mod tokens;
 mod turns;
 mod user_limits;
+mod verifications;
 mod webhooks;
 mod write;
 

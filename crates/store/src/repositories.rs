@@ -121,10 +121,13 @@ impl Store {
                             sessions,
                         });
                     }
-                    let rows = sqlx::query("SELECT snapshot FROM builds WHERE repository = $1")
-                        .bind(name.to_string())
-                        .fetch_all(&mut *connection)
-                        .await?;
+                    let rows = sqlx::query(
+                        "SELECT snapshot FROM builds WHERE repository = $1 UNION SELECT snapshot
+                         FROM verifications WHERE repository = $1 AND snapshot IS NOT NULL",
+                    )
+                    .bind(name.to_string())
+                    .fetch_all(&mut *connection)
+                    .await?;
                     let mut removals: Vec<Removal> = row::readable(&rows, |row| {
                         Ok(Removal::Snapshot(row::parsed(row, "snapshot")?))
                     })?;

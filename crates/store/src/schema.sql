@@ -301,6 +301,29 @@ CREATE INDEX builds_of_repository ON builds (repository, started_at);
 
 CREATE UNIQUE INDEX builds_one_at_a_time ON builds (repository) WHERE status = 'building';
 
+CREATE TABLE verifications (
+    id TEXT PRIMARY KEY,
+    repository TEXT NOT NULL REFERENCES repositories (name) ON DELETE CASCADE,
+    session TEXT REFERENCES sessions (id) ON DELETE CASCADE,
+    revision TEXT NOT NULL,
+    pull_request BIGINT,
+    commit_id TEXT NOT NULL,
+    base TEXT,
+    status TEXT NOT NULL,
+    snapshot TEXT,
+    evidence TEXT,
+    error TEXT,
+    unpublished TEXT,
+    started_at BIGINT NOT NULL,
+    ended_at BIGINT
+);
+
+CREATE INDEX verifications_of_repository ON verifications (repository, started_at);
+
+CREATE INDEX verifications_of_session ON verifications (session);
+
+CREATE INDEX verifications_by_end ON verifications (ended_at);
+
 CREATE TABLE schedule_runs (
     at BIGINT PRIMARY KEY,
     status TEXT NOT NULL,

@@ -84,7 +84,8 @@ impl<'a> Interception<'a> {
     }
 
     async fn secrets(&self) -> Vec<HostSecret> {
-        self.door.shared.ledger.host_secrets(&self.door.policy.secrets, &self.host).await
+        let owners = self.door.policy.host_secret_owners();
+        self.door.shared.ledger.host_secrets(&owners, &self.host).await
     }
 
     /// Forwards the requests of a connection that began with these bytes, a TLS hello.

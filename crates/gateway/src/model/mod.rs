@@ -19,7 +19,9 @@ mod usage;
 use std::{sync::Arc, time::Instant};
 
 use bytes::Bytes;
-use harvest_proto::{CallId, EventBody, UpstreamKind, UpstreamName, event::Usage};
+use harvest_proto::{
+    CallId, EventBody, UpstreamKind, UpstreamName, door::MODEL_NAME, event::Usage,
+};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::{
     HeaderMap, Method, Request, Response, StatusCode,
@@ -33,7 +35,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use crate::{
     door::Door,
     http::{self, Abort, Body},
-    ledger::{PlannedCall, Refusal, Used},
+    ledger::{DoorPurpose, PlannedCall, Refusal, Used},
     policy::{self, Verdict},
 };
 
@@ -52,6 +54,8 @@ const UPSTREAM: HeaderName = HeaderName::from_static("x-harvest-upstream");
 const MAX_REQUEST_BYTES: usize = 32 * 1024 * 1024;
 // OpenRouter allows three.
 const MAX_FALLBACKS: usize = 16;
+const NO_MODEL: &str = "a check calls no model: its result must depend on the commit alone; let the \
+                        tests use a recorded or scripted response";
 // nginx's status for a client that disconnected before the response; not a standard one.
 const CLIENT_GONE: StatusCode = match StatusCode::from_u16(499) {
     Ok(status) => status,
@@ -82,6 +86,10 @@ pub(crate) async fn answer(
     door: Arc<Door>,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Abort> {
+    if door.policy.purpose == DoorPurpose::Check {
+        door.log_refusal(MODEL_NAME, NO_MODEL, None).await;
+        return Ok(error(StatusCode::FORBIDDEN, "permission_error", NO_MODEL));
+    }
     let (route, upstream) = match find_route(&door, &request) {
         Ok(found) => found,
         Err(refused) => return Ok(refused),

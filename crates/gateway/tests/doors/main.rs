@@ -26,8 +26,8 @@ use harvest_forge::LocalForge;
 use harvest_gateway::{
     DoorHandle, DoorSocket, Gateway, GatewayConfig,
     ledger::{
-        DoorPolicy, HostSecret, HostSecretUse, Ledger, NamedSecret, PlannedCall, Refusal,
-        ResolvedPolicy, SecretsUnavailable, Tools, Used,
+        DoorPolicy, DoorPurpose, HostSecret, HostSecretUse, Ledger, NamedSecret, PlannedCall,
+        Refusal, ResolvedPolicy, SecretsUnavailable, Tools, Used,
     },
 };
 use harvest_proto::{
@@ -264,6 +264,7 @@ fn policy(names: &[&str]) -> DoorPolicy {
         upstream: watch::channel(UpstreamName::scripted()).1,
         repositories: Vec::new(),
         secrets: vec![SecretOwner::Global],
+        purpose: DoorPurpose::Work,
     }
 }
 

@@ -22,9 +22,13 @@ use axum::{
 use futures_util::{StreamExt, stream};
 use harvest_gateway::{
     GatewayConfig, Upstream, Upstreams,
-    ledger::{MostTokens, Refusal},
+    ledger::{DoorPurpose, MostTokens, Refusal},
 };
-use harvest_proto::{EventBody, UpstreamName, door::MODEL_NAME, event::Usage};
+use harvest_proto::{
+    EventBody, UpstreamName,
+    door::{MCP_NAME, MODEL_NAME},
+    event::Usage,
+};
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::watch};
 
@@ -590,4 +594,24 @@ async fn missing_key_or_api_is_explained() {
     let (status, body) = agent.json(&model("x")).await;
     assert_eq!((status, &body["error"]["type"]), (502, &json!("api_error")));
     assert!(!body.to_string().contains(KEY));
+}
+
+#[tokio::test]
+async fn check_calls_no_model_and_no_tools() {
+    let policy = crate::DoorPolicy { purpose: DoorPurpose::Check, ..policy(&[]) };
+    let (ledger, config) = (RecordingLedger::default(), GatewayConfig::default());
+    let agent = Agent::with_policy(ledger, config, policy).await;
+    let (status, refused) = agent.json(&request(&[user("script: []")], false)).await;
+    assert_eq!((status, refused["error"]["type"].as_str()), (403, Some("permission_error")));
+    let message = refused["error"]["message"].as_str().unwrap();
+    assert!(message.starts_with("a check calls no model"), "{message}");
+    let events = agent.door.ledger.events.lock().unwrap().clone();
+    assert!(
+        matches!(&events[..], [EventBody::EgressRefused { name, .. }] if name == MODEL_NAME),
+        "{events:?}"
+    );
+    let tools = format!("http://{}/mcp", agent.door.inside(MCP_NAME, 80).await);
+    let answered = agent.client.post(tools).body("{}").send().await.unwrap();
+    assert_eq!(answered.status().as_u16(), 403);
+    assert_eq!(answered.text().await.unwrap().trim(), "a check has no tools");
 }

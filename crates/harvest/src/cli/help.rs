@@ -31,7 +31,10 @@ pub(crate) const TOPICS: &[(&str, &[&str])] = &[
             "rm",
         ],
     ),
-    ("History and changes", &["turns", "diff", "logs", "events", "artifacts", "pull", "pr"]),
+    (
+        "History and changes",
+        &["turns", "diff", "logs", "events", "artifacts", "pull", "pr", "verify"],
+    ),
     (
         "Repositories and access",
         &[
@@ -90,6 +93,7 @@ const EXAMPLES: &[(&str, &str)] = &[
     ("pr create", "harvest pr create - --title \"Fix the login\" --draft"),
     ("pr update", "harvest pr update - --body \"Fixes #12\"\nharvest pr update - --ready"),
     ("pr merge", "harvest pr merge -"),
+    ("verify", "harvest verify -\nharvest verify me/app@fix-login\nharvest verify me/app#12"),
     ("repo add", "harvest repo add https://git.example.org/me/app --secret GIT_TOKEN"),
     ("repo set", "harvest repo set me/app --image full\nharvest repo set me/app --unset base"),
     ("repo show", "harvest repo show me/app"),

@@ -54,6 +54,7 @@ mod token;
 mod turns;
 mod up;
 mod user;
+mod verify;
 mod volume;
 pub(crate) mod watch;
 pub(crate) mod zygote;
@@ -110,6 +111,7 @@ pub(crate) async fn run(ctx: &Invocation, command: Option<Command>) -> Result<u8
         Command::Cp(args) => cp::run(ctx, args).await,
         Command::Shell(args) => shell::run(ctx, args).await,
         Command::Pr(verb) => pr::run(ctx, &verb).await,
+        Command::Verify(args) => verify::run(ctx, &args).await,
         Command::Repo(verb) => repo::run(ctx, verb).await,
         Command::Schedule(verb) => schedule::run(ctx, verb).await,
         Command::Secret(verb) => secret::run(ctx, &verb).await,
@@ -143,6 +145,7 @@ pub(crate) fn failure_code(command: Option<&Command>) -> u8 {
         Some(Command::Exec(_) | Command::Shell(_) | Command::Sandbox(SandboxCommand::Shell(_))) => {
             125
         }
+        Some(Command::Verify(_)) => verify::NOT_RUN,
         _ => FAILED,
     }
 }

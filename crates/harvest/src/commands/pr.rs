@@ -7,11 +7,12 @@ use harvest_proto::api::{
     PullRequestState, SessionRepository, UpdatePullRequest,
 };
 
+use super::verify::evidence_lines;
 use crate::{
     Invocation,
     cli::{CreatePrArgs, MergePrArgs, PrCommand, PrTextArgs, SessionArg, UpdatePrArgs},
-    printer::{Advice, human_millis},
-    render::{describe_exit, markdown_text, short_commit},
+    printer::Advice,
+    render::markdown_text,
     sanitize::sanitize,
     style::Palette,
 };
@@ -107,11 +108,9 @@ pub(crate) fn text(pull_request: &PullRequest, style: Palette) -> String {
     match &pull_request.evidence {
         None => add("evidence", "none: Harvest has not run a check".to_owned()),
         Some(evidence) => {
-            let (commit, exit) = (short_commit(&evidence.commit), describe_exit(evidence.exit));
-            let time = human_millis(evidence.millis);
-            let (check, outcome) = (&evidence.check, evidence.outcome);
-            add("evidence", format!("{check} on {commit}: {outcome} ({exit}) in {time}"));
-            add("", "run by Harvest in a sandbox the agent never touched".to_owned());
+            let mut lines = evidence_lines(evidence);
+            lines.insert(1, ("", "run by Harvest in a sandbox the agent never touched".to_owned()));
+            lines.into_iter().for_each(|(name, value)| add(name, value));
         }
     }
     sanitize(&text) + "\n" + &markdown_text(&own_text(&pull_request.body), style)

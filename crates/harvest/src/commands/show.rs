@@ -6,7 +6,7 @@ use harvest_proto::{
     api::{Session, SessionRepository, Turn},
 };
 
-use super::{first_start, ls::age, turns};
+use super::{first_start, ls::age, turns, verify::evidence_lines};
 use crate::{
     Invocation,
     cli::SessionArg,
@@ -87,6 +87,8 @@ fn text(style: Palette, session: &Session, start: Option<String>, turns: &[Turn]
             "pull request",
             Some(format!("#{} {} {}", pull_request.number, pull_request.state, pull_request.url)),
         );
+        let evidence = pull_request.evidence.iter().flat_map(evidence_lines);
+        evidence.for_each(|(name, value)| add(name, Some(value)));
     }
     let lines = lines.iter().map(|(name, value)| {
         let value = sanitize(value);

@@ -32,6 +32,7 @@ pub(crate) fn describe_snapshot_kind(kind: SnapshotKind) -> &'static str {
         SnapshotKind::Recovered => "recovered disk",
         SnapshotKind::Build => "build",
         SnapshotKind::Request => "requested",
+        SnapshotKind::Check => "check",
     }
 }
 

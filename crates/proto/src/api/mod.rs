@@ -55,7 +55,7 @@ pub use repositories::{
     AddRepository, Build, BuildLine, BuildLog, BuildRepository, BuildStatus, BuildSummary,
     CheckOutcome, CreatePullRequest, Evidence, MergePullRequest, PULL_REQUEST_BEGIN,
     PULL_REQUEST_END, PullRequest, PullRequestMode, PullRequestState, Repository,
-    UpdatePullRequest, UpdateRepository,
+    UpdatePullRequest, UpdateRepository, Verification, VerificationStatus, VerifyRepository,
 };
 pub use repository_config::{RepositoryConfig, RepositoryPolicy};
 pub use retention::{RetentionDrop, RetentionReport, SessionDiskUsage};

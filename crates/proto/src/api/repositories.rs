@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::RepositoryConfig;
 use crate::{
-    BranchName, ImageId, RepositoryName, RepositoryRef, SnapshotId, Timestamp, text::word_enum,
+    BranchName, ImageId, RepositoryName, RepositoryRef, SessionId, SnapshotId, Timestamp,
+    VerificationId, text::word_enum,
 };
 
 /// `POST /v1/repositories`: registers a repository.
@@ -354,8 +355,23 @@ pub struct Evidence {
     pub repository: RepositoryName,
     /// The commit that was checked.
     pub commit: String,
-    /// The script of the check.
+    /// Where the check is declared: `.harvest/check.sh`, or `check` in `.harvest/config.toml`.
     pub check: String,
+    /// The command that ran; empty without a check.
+    pub command: String,
+    /// The branch that declares the check; null for the remote's default branch.
+    pub base: Option<BranchName>,
+    /// The commit of that branch; null in an empty repository, and for the check of a build, which
+    /// runs on the base itself.
+    pub base_commit: Option<String>,
+    /// Files below `.harvest` that the checked commit changes compared with the base: the first
+    /// twenty. The script of the check is the base's nevertheless; the others are in effect.
+    pub changed: Vec<String>,
+    /// The number of all files below `.harvest` that the commit changes.
+    pub changed_count: u64,
+    /// The disk of the sandbox after the check; null when it was not saved. It is removed after
+    /// five later checks of the repository.
+    pub snapshot_id: Option<SnapshotId>,
     /// Result of the check.
     pub outcome: CheckOutcome,
     /// Exit status of the script.
@@ -368,4 +384,76 @@ pub struct Evidence {
     // Not `at`: an evidence event is one flat object, and `at` is the event's own time.
     #[serde(rename = "checked_at")]
     pub at: Timestamp,
+}
+
+/// `POST /v1/repositories/{owner}/{name}/verify`: runs the repository's check on a commit. Without
+/// a field it is the newest commit of the base.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct VerifyRepository {
+    /// A branch, or the full id of a commit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 255))]
+    pub revision: Option<String>,
+    /// Number of a pull request at the repository's forge: its newest commit, and the check that
+    /// the branch declares into which it is to be merged.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pull_request: Option<u64>,
+}
+
+word_enum!(
+    /// Status of a verification.
+    VerificationStatus, "verification status" {
+        /// It waits for its turn.
+        Queued = "queued",
+        /// The check runs.
+        Running = "running",
+        /// The check ended; `evidence` is its result.
+        Done = "done",
+        /// The check could not run; `error` says why.
+        NotRun = "not_run",
+    }
+);
+
+impl VerificationStatus {
+    /// Whether the verification has ended.
+    #[must_use]
+    pub const fn has_ended(self) -> bool {
+        matches!(self, Self::Done | Self::NotRun)
+    }
+}
+
+/// One run of a repository's check on a commit, in a sandbox of its own.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Verification {
+    /// Id of the verification.
+    pub id: VerificationId,
+    /// The repository.
+    pub repository: RepositoryName,
+    /// The session that pushed the commit, when it is checked for that session.
+    pub session: Option<SessionId>,
+    /// The branch or commit that was asked for.
+    pub revision: String,
+    /// The pull request that was asked for.
+    pub pull_request: Option<u64>,
+    /// The commit.
+    pub commit: String,
+    /// The branch whose check runs; null for the remote's default branch.
+    pub base: Option<BranchName>,
+    /// Status of the verification.
+    pub status: VerificationStatus,
+    /// What it does right now, for people; empty once it has ended.
+    pub step: String,
+    /// Result of the check.
+    pub evidence: Option<Evidence>,
+    /// Why the check could not run.
+    pub error: Option<String>,
+    /// Why the forge does not show the result.
+    pub unpublished: Option<String>,
+    /// Time of the request.
+    pub started_at: Timestamp,
+    /// End of the verification.
+    pub ended_at: Option<Timestamp>,
 }

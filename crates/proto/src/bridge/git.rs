@@ -41,13 +41,13 @@ pub enum GitRequest {
         /// Name of the branch.
         branch: BranchName,
     },
-    /// Fetch a branch and check out a commit of it; the reply is
+    /// Fetch a commit and check it out in place of the base; the reply is
     /// [`Reply::CheckedOut`](super::Reply::CheckedOut).
     CheckOut {
         /// Folder of the checkout.
         checkout: CheckoutFolder,
-        /// The remote's branch.
-        branch: BranchName,
+        /// The remote's branch that has the commit; the commit itself is fetched without one.
+        branch: Option<BranchName>,
         /// Full id of the commit.
         commit: String,
     },

@@ -37,7 +37,7 @@ use crate::{
 };
 
 /// Version of the protocol, raised when a frame is added or changes its meaning.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 
 /// Credit of a stream before the first `Credit` frame.
 pub const INITIAL_CREDIT_BYTES: u32 = 256 * 1024;
@@ -429,8 +429,15 @@ pub enum Reply {
     },
     /// Reply to `CheckOut`.
     CheckedOut {
-        /// True when the folder `.harvest` differs from the one checked out before.
-        changed_harvest_folder: bool,
+        /// The commit that was checked out before; null in an empty repository.
+        base: Option<String>,
+        /// The check that `.harvest/config.toml` of that commit declares.
+        declared: Option<String>,
+        /// Names of files below `.harvest` that were changed since the two commits have parted; the
+        /// first ones, without control characters.
+        changed: Vec<String>,
+        /// The number of all of them.
+        changed_count: u64,
     },
     /// Reply to `SaveTree`.
     SavedTree {

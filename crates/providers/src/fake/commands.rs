@@ -55,7 +55,13 @@ pub(crate) fn git(request: &GitRequest) -> Result<Reply, Fault> {
             Ok(Reply::Head { commit: Some(object()), default_branch: None, has_setup: false })
         }
         GitRequest::SetBranch { .. } => Ok(Reply::Done),
-        GitRequest::CheckOut { .. } => Ok(Reply::CheckedOut { changed_harvest_folder: false }),
+        // The base of these commits declares a check.
+        GitRequest::CheckOut { commit, .. } => Ok(Reply::CheckedOut {
+            base: Some(object()),
+            declared: commit.starts_with("cafe").then(|| "make check".to_owned()),
+            changed: Vec::new(),
+            changed_count: 0,
+        }),
         GitRequest::SaveTree { .. } => {
             Ok(Reply::SavedTree { tree: object(), stat: DiffStat::default() })
         }

@@ -28,6 +28,7 @@ mod snapshots;
 mod tokens;
 mod turns;
 mod users;
+mod verifications;
 
 use axum::{
     Router,
@@ -59,6 +60,7 @@ pub(crate) fn routes() -> Routes<ServerState> {
         pull_requests::routes(),
         hooks::routes(),
         repositories::routes(),
+        verifications::routes(),
         schedule::routes(),
         pool::routes(),
         memory::routes(),

@@ -4,7 +4,7 @@
 use std::{any::Any, sync::Arc};
 
 use async_trait::async_trait;
-use harvest_gateway::ledger::{DoorPolicy, ResolvedPolicy, ToolResult, Tools};
+use harvest_gateway::ledger::{DoorPolicy, DoorPurpose, ResolvedPolicy, ToolResult, Tools};
 use harvest_proto::{NetworkPolicy, SandboxId, SessionId, UpstreamName};
 use serde_json::Value;
 use tokio::sync::{Notify, watch};
@@ -48,6 +48,7 @@ fn policy() -> DoorPolicy {
         upstream: watch::channel(UpstreamName::scripted()).1,
         repositories: Vec::new(),
         secrets: Vec::new(),
+        purpose: DoorPurpose::Work,
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use harvest_gateway::ledger::DoorPurpose;
 use harvest_proto::{
     AgentName, EventBody, RepositoryName, RuleTarget, RuleVerdict, SandboxId, SecretOwner,
     SessionId, SnapshotId, UpstreamName,
@@ -11,7 +12,7 @@ use harvest_proto::{
         SetNetworkRule,
     },
     bridge::{BootStart, Exit},
-    event::BootPhase,
+    event::{BootPhase, SnapshotKind},
 };
 use harvest_store::{ComputeOwner, RuleOwner};
 use tokio::sync::watch;
@@ -158,6 +159,7 @@ impl BuildSteps<'_> {
             upstream: watch::channel(UpstreamName::scripted()).1,
             branch: None,
             secrets: vec![SecretOwner::Repository(repository.name.clone()), SecretOwner::Global],
+            purpose: DoorPurpose::Work,
         };
         let policy = repositories
             .pass(std::slice::from_ref(repository), pass)
@@ -220,7 +222,7 @@ impl BuildSteps<'_> {
             self.run_tests(&sandbox.bridge, limit).await?;
         }
         report.progress("saving a snapshot");
-        sandbox.save(snapshot).await?;
+        sandbox.save(snapshot, SnapshotKind::Build).await?;
         report.progress("starting a sandbox from the snapshot");
         let (id, from) = (SandboxId::random(), StartFrom::Snapshot(snapshot.clone()));
         let proof = EphemeralSandbox::start(&shared.sandboxes, id, from, None, owner).await?;

@@ -17,6 +17,7 @@ use crate::{
 };
 
 pub(crate) const CHECK: &str = ".harvest/check.sh";
+pub(super) const CONFIG: &str = ".harvest/config.toml";
 
 /// How evidence names the command of `.harvest/config.toml`.
 const DECLARED: &str = "`check` in .harvest/config.toml";
@@ -48,28 +49,47 @@ fi
 echo "$*"
 "#;
 
-/// Puts a copy of the script in its place that belongs to root, in folders where the sticky bit
-/// keeps the user from renaming it or a folder above it. A copy, because a process that has the
-/// file open could still write to it. Prints `sealed` and the first line of an executable script;
-/// nothing if there is no script.
+/// Copies the script to a folder that only root can change, and prints the copy's path; nothing if
+/// there is no script. A copy, because a process that has the file open could still write to it.
+const KEEP: &str = r#"set -eu
+PATH=/usr/sbin:/usr/bin:/sbin:/bin
+cd /
+script=$1/.harvest/check.sh
+[ -f "$script" ] || exit 0
+kept=$(mktemp -d -p /tmp)
+chmod 755 "$kept"
+cat "$script" > "$kept/check.sh"
+if [ -x "$script" ]; then chmod 555 "$kept/check.sh"; else chmod 444 "$kept/check.sh"; fi
+echo "$kept/check.sh"
+"#;
+
+/// Puts the kept copy in the place of the script, in folders where the sticky bit keeps the user
+/// from renaming it or a folder above it. What the branch has there instead is removed. Prints
+/// `sealed` and the first line of an executable script.
 const SEAL: &str = r#"set -eu
 PATH=/usr/sbin:/usr/bin:/sbin:/bin
 cd /
-[ -f "$1/.harvest/check.sh" ] || exit 0
-for folder in "$(dirname "$1")" "$1" "$1/.harvest"; do
+for folder in "$(dirname "$1")" "$1"; do
   chown -h 0 "$folder"
   if [ -L "$folder" ]; then echo "$folder is a symbolic link"; exit 1; fi
   chmod g+rwx,+t "$folder"
 done
-script=$1/.harvest/check.sh
-mode=444
-[ ! -x "$script" ] || mode=555
+folder=$1/.harvest
+chown -h 0 "$folder" 2> /dev/null || true
+if [ -L "$folder" ] || [ ! -d "$folder" ]; then
+  rm -f "$folder"
+  mkdir "$folder"
+  chgrp "$(stat -c %g "$1")" "$folder"
+fi
+chmod g+rwx,+t "$folder"
+script=$folder/check.sh
+if [ -d "$script" ] && [ ! -L "$script" ]; then rm -rf "$script"; fi
 copy=$(mktemp "$script.XXXXXX")
-cat "$script" > "$copy"
-chmod "$mode" "$copy"
+cat "$2" > "$copy"
+if [ -x "$2" ]; then chmod 555 "$copy"; else chmod 444 "$copy"; fi
 mv -fT "$copy" "$script"
 echo sealed
-[ "$mode" = 444 ] || head -c 255 "$script" | head -n 1
+[ ! -x "$script" ] || head -c 255 "$script" | head -n 1
 "#;
 
 /// The command that runs the tests of a checkout; `None` if none are found.
@@ -83,21 +103,45 @@ pub(crate) async fn find_tests(
     Ok(Some(found).filter(|found| !found.is_empty() && found != "none"))
 }
 
-/// Makes the check's script unchangeable for the code that it runs. Returns the arguments that
-/// start it, or `None` if there is no script.
+/// A script that the code it runs cannot change.
+pub(crate) struct KeptScript {
+    /// Of a copy that belongs to root.
+    path: String,
+}
+
+/// Keeps the script that is checked out, before another commit is.
+pub(crate) async fn keep_script(
+    bridge: &Bridge,
+    repository: &RepositoryName,
+) -> Result<Option<KeptScript>, EphemeralError> {
+    let path = run_as_root(bridge, KEEP, &[&repository.folder().path()]).await?;
+    let path = path.lines().next().map(str::to_owned);
+    Ok(path.map(|path| KeptScript { path }))
+}
+
+/// Puts the kept script in its place. Returns the arguments that start it.
 async fn seal(
     bridge: &Bridge,
     repository: &RepositoryName,
-) -> Result<Option<Vec<String>>, EphemeralError> {
-    let folder = &repository.folder().path();
-    let command = checkout::command(&["/bin/sh", "-c", SEAL, "sh", folder], "/", 60_000);
-    let sealed = bridge.run_command(Command { user: Some("root".to_owned()), ..command }).await?;
-    let printed = sealed.tail();
-    if !sealed.ok() {
-        return Err(EphemeralError::Other(format!("cannot protect {CHECK}: {printed}")));
+    kept: &KeptScript,
+) -> Result<Vec<String>, EphemeralError> {
+    let printed = run_as_root(bridge, SEAL, &[&repository.folder().path(), &kept.path]).await?;
+    Ok(arguments(printed.lines().nth(1).unwrap_or_default()))
+}
+
+async fn run_as_root(
+    bridge: &Bridge,
+    script: &str,
+    arguments: &[&str],
+) -> Result<String, EphemeralError> {
+    let argv = [&["/bin/sh", "-c", script, "sh"], arguments].concat();
+    let command = checkout::command(&argv, "/", 60_000);
+    let ran = bridge.run_command(Command { user: Some("root".to_owned()), ..command }).await?;
+    let printed = ran.tail();
+    match ran.ok() {
+        true => Ok(printed),
+        false => Err(EphemeralError::Other(format!("cannot protect {CHECK}: {printed}"))),
     }
-    let mut lines = printed.lines();
-    Ok(lines.next().map(|_sealed| arguments(lines.next().unwrap_or_default())))
 }
 
 /// The arguments that start a script with this first line in one exec: its process is protected by
@@ -119,24 +163,43 @@ fn arguments(first_line: &str) -> Vec<String> {
     }
 }
 
-/// Runs the check on the only checkout of a sandbox whose disk is not kept, so that the code it
-/// runs can change neither the script nor the memory of the script's process, and so the verdict.
-/// `declared` is the command of a base branch without a script.
-pub(crate) async fn run_sealed(
-    bridge: &Bridge,
-    repository: &RepositoryName,
-    commit: String,
-    (declared, limit): (Option<&str>, Duration),
-) -> Result<Evidence, EphemeralError> {
-    let none = none_declared(repository, commit);
-    if let Some(declared) = declared {
-        return Ok(run_declared(bridge, declared, limit, true, none).await?);
+/// What the base declares.
+pub(super) enum Declared {
+    Script(KeptScript),
+    Command(String),
+}
+
+impl Declared {
+    /// How evidence names it, and the command.
+    pub(super) fn describe(&self) -> (&'static str, &str) {
+        match self {
+            Self::Script(_) => (CHECK, CHECK),
+            Self::Command(command) => (DECLARED, command),
+        }
     }
-    let Some(argv) = seal(bridge, repository).await? else { return Ok(none) };
-    let command = checkout::command(&[], &repository.folder().path(), millis(limit));
+}
+
+/// Runs what the base declares on the only checkout of a sandbox, so that the code it runs can
+/// change neither the script nor the memory of the script's process, and so the verdict.
+pub(super) async fn run_sealed(
+    bridge: &Bridge,
+    declared: Option<&Declared>,
+    limit: Duration,
+    none: Evidence,
+) -> Result<Evidence, EphemeralError> {
+    let kept = match declared {
+        None => return Ok(none),
+        Some(Declared::Command(command)) => {
+            return Ok(run_declared(bridge, command, limit, true, none).await?);
+        }
+        Some(Declared::Script(kept)) => kept,
+    };
+    let argv = seal(bridge, &none.repository, kept).await?;
+    let command = checkout::command(&[], &none.repository.folder().path(), millis(limit));
     let safe = [("COUNT", "1"), ("KEY_0", "safe.directory"), ("VALUE_0", "*")];
     // Git refuses a checkout that belongs to another user.
     let env = safe.map(|(name, value)| (format!("GIT_CONFIG_{name}"), value.to_owned())).into();
+    let none = Evidence { command: CHECK.to_owned(), ..none };
     match run_script(bridge, Command { argv, env, undumpable: true, ..command }, none.clone()).await
     {
         // As from a shell, for example if the interpreter is not installed.
@@ -166,14 +229,12 @@ pub(crate) async fn run(
     }
     started(CHECK);
     let command = checkout::command(&["sh", "-c", RUN], folder, millis(limit));
+    let none = Evidence { command: CHECK.to_owned(), ..none };
     run_script(bridge, command, none).await
 }
 
 /// Whether the checkout has a script.
-pub(crate) async fn has_script(
-    bridge: &Bridge,
-    repository: &RepositoryName,
-) -> Result<bool, BridgeError> {
+async fn has_script(bridge: &Bridge, repository: &RepositoryName) -> Result<bool, BridgeError> {
     let folder = &repository.folder().path();
     let found = bridge.run_command(checkout::command(&["test", "-f", CHECK], folder, 60_000));
     Ok(found.await?.ok())
@@ -190,9 +251,10 @@ async fn run_declared(
     // protection of its process.
     let script = format!("{declared}\nexit $?");
     let folder = &none.repository.folder().path();
-    let command = checkout::command(&["/bin/sh", "-c", &script], folder, millis(limit));
-    let none = Evidence { check: DECLARED.to_owned(), ..none };
-    run_script(bridge, Command { undumpable, ..command }, none).await
+    let spec = checkout::command(&["/bin/sh", "-c", &script], folder, millis(limit));
+    let (check, command) = (DECLARED.to_owned(), declared.to_owned());
+    let none = Evidence { check, command, ..none };
+    run_script(bridge, Command { undumpable, ..spec }, none).await
 }
 
 async fn run_script(
@@ -206,11 +268,17 @@ async fn run_script(
     Ok(Evidence { outcome, exit: output.exit, millis, tail, at: now(), ..none })
 }
 
-fn none_declared(repository: &RepositoryName, commit: String) -> Evidence {
+pub(super) fn none_declared(repository: &RepositoryName, commit: String) -> Evidence {
     Evidence {
         repository: repository.clone(),
         commit,
         check: CHECK.to_owned(),
+        command: String::new(),
+        base: None,
+        base_commit: None,
+        changed: Vec::new(),
+        changed_count: 0,
+        snapshot_id: None,
         outcome: CheckOutcome::NoneDeclared,
         exit: NOT_FOUND,
         millis: 0,

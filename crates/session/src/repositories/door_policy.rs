@@ -1,10 +1,10 @@
 //! The policy of a sandbox's door: which repositories and names it reaches.
 
 use futures_util::future::BoxFuture;
-use harvest_gateway::ledger::{DoorPolicy, GitAccess};
+use harvest_gateway::ledger::{DoorPolicy, DoorPurpose, GitAccess};
 use harvest_proto::{
     BranchName, NetworkPolicy, RepositoryName, SecretOwner, SessionId, UpstreamName,
-    api::{AllowedName, Repository},
+    api::{AllowedName, Repository, RepositoryConfig},
     bridge::Author,
 };
 use harvest_store::{RuleOwner, SessionRecord};
@@ -31,6 +31,7 @@ impl Repositories {
             upstream: spec.upstream,
             repositories: repositories.iter().map(access).collect(),
             secrets: spec.secrets,
+            purpose: spec.purpose,
         })
     }
 
@@ -59,6 +60,7 @@ pub(crate) struct PassSpec {
     pub(crate) branch: Option<BranchName>,
     /// Whose secrets are used, narrowest scope first.
     pub(crate) secrets: Vec<SecretOwner>,
+    pub(crate) purpose: DoorPurpose,
 }
 
 /// Whose secrets a session uses, narrowest scope first.
@@ -92,6 +94,31 @@ impl PassSpec {
             upstream: watch::channel(upstream.unwrap_or_else(|_| UpstreamName::scripted())).1,
             branch: Some(session.branch.clone()),
             secrets: owners_of(record),
+            purpose: DoorPurpose::Work,
         }
+    }
+}
+
+/// The policy of a check, or of a session that is created without one: a repository can only make
+/// it stricter.
+pub(crate) fn default_network(declared: Option<&RepositoryConfig>) -> NetworkPolicy {
+    let wanted = declared.and_then(|config| config.policy.network);
+    wanted.unwrap_or_default().stricter(NetworkPolicy::default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repository_can_only_narrow_the_network() {
+        let declared = |network| {
+            let mut config = RepositoryConfig::default();
+            config.policy.network = Some(network);
+            default_network(Some(&config))
+        };
+        assert_eq!(declared(NetworkPolicy::None), NetworkPolicy::None);
+        assert_eq!(declared(NetworkPolicy::Full), NetworkPolicy::Trusted);
+        assert_eq!(default_network(None), NetworkPolicy::Trusted);
     }
 }

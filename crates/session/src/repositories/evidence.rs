@@ -2,21 +2,20 @@
 //! exactly that commit, in a fresh sandbox the agent never touched.
 
 use harvest_proto::{
-    EventBody, SandboxId, SessionId,
+    EventBody, SessionId,
     api::{CheckOutcome, Evidence, Repository},
-    bridge::BootStart,
 };
 use harvest_store::{CheckoutRecord, SessionRecord, StoreError, Write};
 
 use super::{
-    PassSpec, Repositories, RepositoryContext, boot_start, check, pull_requests, shared_owners,
+    Repositories, RepositoryContext,
+    check_run::{CheckOrder, run_check},
+    pull_requests,
+    verifications::{VerificationRecord, describe},
+    verify::of_session,
 };
 use crate::{
-    bridge::BridgeError,
-    checkout,
-    compute_meter::compute_owner,
-    ephemeral::{EphemeralDoor, EphemeralError, EphemeralSandbox},
-    error_chain::error_chain,
+    compute_meter::compute_owner, ephemeral::EphemeralError, error_chain::error_chain,
     wall_clock::now,
 };
 
@@ -56,7 +55,14 @@ async fn try_review(
     // A failure of one checkout does not stop the others.
     for checkout in &record.checkouts {
         let Some(commit) = checkout.unreviewed() else { continue };
-        match review_one(repositories, &record, checkout, commit).await {
+        let new = of_session(session, &record.session.branch, checkout, commit);
+        let reviewed = match VerificationRecord::begin(repositories, new).await {
+            Ok(verification) => {
+                review_one(repositories, &record, checkout, commit, verification).await
+            }
+            Err(error) => Err(other(error)),
+        };
+        match reviewed {
             Ok(evidence) => results.push(evidence),
             Err(error) => failed.push(format!(
                 "cannot check the commit pushed to {} yet: {}",
@@ -82,27 +88,57 @@ fn describe_failure(evidence: &Evidence) -> String {
     format!("[Harvest ran {check} on commit {commit} of {repository}; it failed:\n{tail}\n]\n\n")
 }
 
-async fn review_one(
+/// Opens the pull request of a pushed commit, runs its check, and shows the result. The record ends
+/// with it.
+pub(super) async fn review_one(
     repositories: &Repositories,
     record: &SessionRecord,
     checkout: &CheckoutRecord,
     commit: &str,
+    verification: VerificationRecord,
+) -> Result<Evidence, EphemeralError> {
+    let reviewed = try_review_one(repositories, record, checkout, commit, &verification).await;
+    let result = reviewed.as_ref().map(Evidence::clone).map_err(describe);
+    // The next prompt may follow the event at once, and the agent is to be told of a failure in it.
+    let tasks = &repositories.shared.sandboxes.tasks;
+    tasks.spawn_to_completion(async move { verification.end(result, None).await });
+    reviewed
+}
+
+async fn try_review_one(
+    repositories: &Repositories,
+    record: &SessionRecord,
+    checkout: &CheckoutRecord,
+    commit: &str,
+    verification: &VerificationRecord,
 ) -> Result<Evidence, EphemeralError> {
     let shared = &repositories.shared;
     let repository = shared.store.repository_get(&checkout.repository).await.map_err(other)?;
     let work = PushedCommit { record, checkout, repository: &repository, commit };
     let pull = pull_requests::open_after_push(shared, work).await?;
-    let user = record.session.author.email.to_lowercase();
-    let _slot = shared.sandboxes.checks.acquire(&user).await;
-    let limit = shared.sandboxes.timeouts.check + shared.sandboxes.timeouts.boot;
-    let evidence = tokio::time::timeout(limit, gather(repositories, work))
-        .await
-        .map_err(|_| EphemeralError::TimedOut { limit })??;
+    let session = &record.session;
+    verification.step("waiting for a slot");
+    let _slot = shared.sandboxes.checks.acquire(&session.author.email.to_lowercase()).await;
+    verification.running().await.map_err(other)?;
+    let order = CheckOrder {
+        repository: &repository,
+        base: checkout.base.as_ref(),
+        branch: Some(&session.branch),
+        commit,
+        user: &session.author,
+        agent: &session.agent,
+        // What the session may not reach, the code that it wrote may not either.
+        network: session.network,
+        session: Some(&session.id),
+        owner: compute_owner(record),
+        snapshot: verification.snapshot.clone(),
+    };
+    let evidence = run_check(repositories, order, &|step| verification.step(step)).await?;
     let mut writes = pull_requests::publish_evidence(shared, work, pull, &evidence).await?;
     let reviewed = Write::Reviewed { repository: repository.name, commit: commit.to_owned() };
     // First: clients that follow the session stop waiting at the first warning.
     writes.splice(0..0, [event(EventBody::Evidence(evidence.clone())), reviewed]);
-    write(shared, &record.session.id, writes).await.map_err(other)?;
+    write(shared, &session.id, writes).await.map_err(other)?;
     Ok(evidence)
 }
 
@@ -113,67 +149,6 @@ pub(super) struct PushedCommit<'a> {
     pub(super) checkout: &'a CheckoutRecord,
     pub(super) repository: &'a Repository,
     pub(super) commit: &'a str,
-}
-
-/// Runs the repository's check on the commit in a fresh sandbox.
-async fn gather(
-    repositories: &Repositories,
-    work: PushedCommit<'_>,
-) -> Result<Evidence, EphemeralError> {
-    let shared = &repositories.shared;
-    let PushedCommit { record, checkout, repository, commit } = work;
-    let base = checkout.base.as_ref();
-    let repository = &repositories.on_branch(repository.clone(), base).await.map_err(other)?;
-    let from = repositories.origin(Some(repository), &record.session.agent).await?;
-    let start = boot_start(&from);
-    let pass = PassSpec::of_session(record, &shared.sandboxes.agents);
-    // The check runs what the agent wrote: the session's own secrets are not for it.
-    let secrets = shared_owners([repository.name.clone()].into_iter(), &record.session.author);
-    let pass = PassSpec { branch: None, secrets, ..pass };
-    let pass = repositories.pass(std::slice::from_ref(repository), pass).await.map_err(other)?;
-    let door = EphemeralDoor { policy: pass, observer: None };
-    let owner = compute_owner(record);
-    let id = SandboxId::random();
-    let mut sandbox =
-        EphemeralSandbox::start(&shared.sandboxes, id, from, Some(door), owner).await?;
-    let author = Some(&record.session.author);
-    // A build's disk was made from the file that its row records.
-    let build = repository.build.as_ref().filter(|_| start == BootStart::Image);
-    let mut config = build.and_then(|build| build.config.clone());
-    let observe = |event: &EventBody| {
-        if let EventBody::RepositoryConfig { config: read, .. } = event {
-            config = Some((**read).clone());
-        }
-        Ok(())
-    };
-    sandbox.boot(&repository.name, checkout.base.clone(), start, author, observe).await?;
-    // What the pushed branch changes of it has no effect.
-    let declared = match check::has_script(&sandbox.bridge, &repository.name).await? {
-        true => None,
-        false => config.and_then(|config| config.check),
-    };
-    let branch = &record.session.branch;
-    let changed =
-        checkout::check_out(&sandbox.bridge, &repository.name.folder(), branch, commit).await;
-    let changed = changed.map_err(|error| match error {
-        BridgeError::Fault(fault) => {
-            EphemeralError::Other(format!("cannot check out commit {commit}: {}", fault.message))
-        }
-        lost => lost.into(),
-    })?;
-    let limit = shared.sandboxes.timeouts.check;
-    let mut evidence = check::run_sealed(
-        &sandbox.bridge,
-        &repository.name,
-        commit.to_owned(),
-        (declared.as_deref(), limit),
-    )
-    .await?;
-    if changed && declared.is_none() {
-        evidence.check.push_str(" (changed by this branch)");
-    }
-    sandbox.remove().await;
-    Ok(evidence)
 }
 
 pub(super) fn other(error: impl std::error::Error) -> EphemeralError {
@@ -197,12 +172,19 @@ mod tests {
     use harvest_proto::bridge::Exit;
 
     use super::*;
+    use crate::repositories::check;
 
     fn evidence(outcome: CheckOutcome) -> Evidence {
         Evidence {
             repository: "acme/shop".parse().unwrap(),
             commit: "4363bc6f00".into(),
             check: check::CHECK.into(),
+            command: check::CHECK.into(),
+            base: None,
+            base_commit: None,
+            changed: Vec::new(),
+            changed_count: 0,
+            snapshot_id: None,
             outcome,
             exit: Exit::Code(1),
             millis: 1,

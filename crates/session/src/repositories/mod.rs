@@ -6,6 +6,7 @@ mod build_start;
 mod build_steps;
 mod builds;
 pub(crate) mod check;
+mod check_run;
 mod door_policy;
 mod evidence;
 mod forge_access;
@@ -19,6 +20,8 @@ mod pull_requests;
 mod refresh_images;
 mod schedule;
 mod state_caches;
+mod verifications;
+mod verify;
 
 use std::sync::Arc;
 
@@ -38,7 +41,7 @@ use crate::{
     sandbox_context::SandboxContext, sandboxes::StartFrom, wall_clock::now,
 };
 
-pub(crate) use door_policy::{PassSpec, Trusted, owners_of, shared_owners};
+pub(crate) use door_policy::{PassSpec, Trusted, default_network, owners_of, shared_owners};
 pub(crate) use evidence::describe_failures;
 pub(crate) use forge_access::ForgeReadError;
 pub(crate) use forge_news::ForgeNews;
@@ -47,6 +50,7 @@ pub(crate) use network::{OpenPolicies, ServerDoors, network_rule};
 pub(crate) use origin::boot_start;
 pub use origin::{ALL_AGENTS, default_image};
 pub(crate) use pull_requests::PullRequestText;
+pub(crate) use verifications::LiveVerifications;
 
 /// The repositories of one server. Cheap to clone.
 #[derive(Clone)]
@@ -76,6 +80,8 @@ pub(crate) struct RepositoryContext {
     pub(crate) news: ForgeNews,
     /// For the duration of builds.
     pub(crate) clock: MonotonicClock,
+    /// The verifications in progress.
+    pub(crate) verifications: LiveVerifications,
     /// Notifies those that wait for the end of a build.
     pub(crate) build_ended: Notify,
     /// Notified when a repository is changed, built or removed: the warm pool follows.

@@ -81,12 +81,15 @@ fn section(facts: &Facts<'_>) -> String {
 }
 
 fn check_lines(evidence: &Evidence) -> String {
-    let Evidence { commit, check, outcome, exit, millis, tail, .. } = evidence;
+    let Evidence { commit, check, command, outcome, exit, millis, tail, .. } = evidence;
     let commit: String = commit.chars().take(7).collect();
-    let check = code(check);
     if *outcome == CheckOutcome::NoneDeclared {
-        return format!("- check: none, the repository has no {check}\n");
+        return format!("- check: none, {}\n", code(tail)) + &origin_lines(evidence);
     }
+    let check = match check == command {
+        true => code(check),
+        false => format!("{} ({})", code(check), code(command)),
+    };
     let time = match millis {
         0..1000 => format!("{millis} ms"),
         _ => format!("{}.{} s", millis / 1000, millis % 1000 / 100),
@@ -96,6 +99,7 @@ fn check_lines(evidence: &Evidence) -> String {
          that the agent never touched\n",
         describe(exit)
     );
+    text += &origin_lines(evidence);
     let skipped = tail.chars().count().saturating_sub(MAX_TAIL);
     let tail: String = without_markers(tail.trim_end()).chars().skip(skipped).collect();
     if !tail.is_empty() {
@@ -105,6 +109,28 @@ fn check_lines(evidence: &Evidence) -> String {
             "\n<details><summary>Last lines of its output</summary>\n\n\
              {fence}text\n{tail}\n{fence}\n\n</details>\n\n"
         );
+    }
+    text
+}
+
+/// Where the check comes from, what the branch changes of it, and the disk that it left.
+fn origin_lines(evidence: &Evidence) -> String {
+    let Evidence { base, base_commit, changed, changed_count, snapshot_id, .. } = evidence;
+    let mut text = String::new();
+    if let Some(commit) = base_commit {
+        let branch = base.as_ref().map_or("the default branch".to_owned(), |base| code(base));
+        let commit: String = commit.chars().take(7).collect();
+        let _ = writeln!(text, "- the check is that of {branch} at `{commit}`");
+    }
+    if *changed_count > 0 {
+        let names: Vec<String> = changed.iter().map(|name| code(name)).collect();
+        let others = changed_count.saturating_sub(changed.len() as u64);
+        let others = if others > 0 { format!(" and {others} more") } else { String::new() };
+        let _ =
+            writeln!(text, "- **this branch changes `.harvest/`**: {}{others}", names.join(", "));
+    }
+    if let Some(snapshot) = snapshot_id {
+        let _ = writeln!(text, "- disk after the check: `{snapshot}`");
     }
     text
 }
@@ -146,6 +172,12 @@ mod tests {
             repository: "acme/shop".parse().unwrap(),
             commit: "4363bc6f00".into(),
             check: ".harvest/check.sh".into(),
+            command: ".harvest/check.sh".into(),
+            base: None,
+            base_commit: None,
+            changed: Vec::new(),
+            changed_count: 0,
+            snapshot_id: None,
             outcome: CheckOutcome::Failed,
             exit: Exit::Code(2),
             millis: 1234,

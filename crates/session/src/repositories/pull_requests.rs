@@ -14,7 +14,7 @@ use harvest_proto::{
 use harvest_store::{CheckoutRecord, SessionRecord, StoreError, Write};
 
 use super::{
-    RepositoryContext, check,
+    RepositoryContext,
     evidence::{PushedCommit, event, other, write},
     pull_request_body::{self as body, Facts},
 };
@@ -118,7 +118,8 @@ pub(super) async fn publish_evidence(
             Err(failure) => failed.push(failure),
         }
     }
-    failed.extend(set_status(shared, work, evidence).await.err());
+    let remote = remote_of(shared, work.record, work.repository).await;
+    failed.extend(set_status(shared, &remote, work.commit, evidence).await.err());
     for failure in failed {
         if failure.may_pass() {
             return Err(other(failure));
@@ -152,9 +153,11 @@ async fn show_evidence(
     Ok(shown)
 }
 
-async fn set_status(
+/// Shows the result of a check as a status of its commit.
+pub(super) async fn set_status(
     shared: &RepositoryContext,
-    work: PushedCommit<'_>,
+    remote: &RemoteRepository,
+    commit: &str,
     evidence: &Evidence,
 ) -> Result<(), ForgeFailure> {
     let state = match evidence.outcome {
@@ -164,13 +167,12 @@ async fn set_status(
     };
     let description = format!(
         "{} {} ({}), run by Harvest in a fresh sandbox",
-        check::CHECK,
+        evidence.check,
         evidence.outcome,
         body::describe(&evidence.exit)
     );
     let status = CheckStatus { state, context: STATUS.to_owned(), description };
-    let remote = remote_of(shared, work.record, work.repository).await;
-    with_retry(|| shared.forge.set_status(&remote, work.commit, status.clone())).await
+    with_retry(|| shared.forge.set_status(remote, commit, status.clone())).await
 }
 
 fn known_pull<'a>(work: PushedCommit<'a>) -> Option<&'a PullRequest> {
@@ -304,18 +306,27 @@ pub(super) async fn remote_of(
     record: &SessionRecord,
     repository: &Repository,
 ) -> RemoteRepository {
+    let session = &record.session;
+    let author =
+        [SecretOwner::Session(session.id.clone()), SecretOwner::user(&session.author.email)];
+    remote_for(shared, &author, repository).await
+}
+
+/// The repository at its forge, with the token of one of these owners or of the repository.
+pub(super) async fn remote_for(
+    shared: &RepositoryContext,
+    author: &[SecretOwner],
+    repository: &Repository,
+) -> RemoteRepository {
     let url = shared.forge.current_url(&repository.url);
     if shared.forge.is_local(&url) || !shared.forge.owns(&url) {
         return RemoteRepository { url, token: None };
     }
-    let session = &record.session;
     let (doors, of_repository) =
         (&shared.sandboxes.doors, SecretOwner::Repository(repository.name.clone()));
-    let author =
-        [SecretOwner::Session(session.id.clone()), SecretOwner::user(&session.author.email)];
     // A global token is not sent to any repository that a user names, unless the server signs in
     // with it.
-    let own = [&author[..], std::slice::from_ref(&of_repository)].concat();
+    let own = [author, std::slice::from_ref(&of_repository)].concat();
     let mut token = doors.secret(&own, GITHUB_TOKEN).await;
     if let (None, Some(name)) = (&token, &repository.secret) {
         let owners = [&own[..], &[SecretOwner::Global]].concat();

@@ -3,6 +3,7 @@
 //! image is published only after a sandbox has started from it, which is the provider's work.
 
 use futures_util::StreamExt;
+use harvest_gateway::ledger::DoorPurpose;
 use harvest_proto::{
     AgentName, NetworkPolicy, SandboxId, SecretOwner, SessionId, UpstreamName,
     api::{CreateImage, Image, ImageLine, ImageSource, Repository},
@@ -93,6 +94,7 @@ impl Repositories {
             upstream: watch::channel(UpstreamName::scripted()).1,
             branch: None,
             secrets: vec![SecretOwner::Global],
+            purpose: DoorPurpose::Work,
         };
         let policy = self.pass(&[], pass).await;
         let policy = policy.map_err(|error| EphemeralError::Other(error_chain(&error)))?;

@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, HashSet};
 
 use harvest_gateway::ledger::NamedSecret;
 use harvest_proto::{
-    AgentName, BranchName, EventBody, Hint as _, InvalidPort, ModelRef, NetworkPolicy, RuleTarget,
-    RuleVerdict, Secret, SecretOwner, SessionId, SnapshotId, UpstreamName,
+    AgentName, BranchName, EventBody, Hint as _, InvalidPort, ModelRef, RuleTarget, RuleVerdict,
+    Secret, SecretOwner, SessionId, SnapshotId, UpstreamName,
     api::{
         AddRepository, CreateSession, McpService, ModelService, NetworkRule, Repository,
-        RepositoryConfig, ServiceModels, Session, SetNetworkRule, UnusableModel, UseRepository,
+        ServiceModels, Session, SetNetworkRule, UnusableModel, UseRepository,
     },
     bridge::Author,
     repository_address::{is_same_url, is_short, of_ssh},
@@ -25,7 +25,7 @@ use crate::{
     driver::{UNTITLED, mask_prompt, title},
     error::SessionError,
     pool::ClaimedMember,
-    repositories::{network_rule, shared_owners},
+    repositories::{default_network, network_rule, shared_owners},
     sandboxes::StartFrom,
     uuid::uuid,
     wall_clock::now,
@@ -401,12 +401,6 @@ pub(super) struct PlannedSession {
     pub(super) secrets_of: Option<SessionId>,
 }
 
-/// The policy of a session that is created without one: a repository can only make it stricter.
-fn default_network(declared: Option<&RepositoryConfig>) -> NetworkPolicy {
-    let wanted = declared.and_then(|config| config.policy.network);
-    wanted.unwrap_or_default().stricter(NetworkPolicy::default())
-}
-
 fn check_model_key(
     services: &[ModelService],
     agent: &AgentName,
@@ -553,18 +547,6 @@ mod tests {
             assert!(check(bad, "x").is_err(), "{bad}");
         }
         assert!(check("A", "\0").is_err() && check("A", &"x".repeat(MAX_VARIABLE_BYTES)).is_err());
-    }
-
-    #[test]
-    fn repository_can_only_narrow_the_network() {
-        let declared = |network| {
-            let mut config = RepositoryConfig::default();
-            config.policy.network = Some(network);
-            default_network(Some(&config))
-        };
-        assert_eq!(declared(NetworkPolicy::None), NetworkPolicy::None);
-        assert_eq!(declared(NetworkPolicy::Full), NetworkPolicy::Trusted);
-        assert_eq!(default_network(None), NetworkPolicy::Trusted);
     }
 
     #[test]

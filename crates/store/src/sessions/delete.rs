@@ -7,6 +7,7 @@ use crate::{
     removals::{self, Removal},
     reserve::OnFullDisk,
     row::{self, to_enum_name},
+    verifications,
 };
 
 impl Store {
@@ -57,6 +58,7 @@ impl Store {
                     }
                     let mut removals = removals_of(connection, &session).await?;
                     removals.extend(artifacts::removals_of(connection, &session).await?);
+                    removals.extend(verifications::removals_of(connection, &session).await?);
                     removals.extend(
                         also.into_iter().filter(|one| !removals.contains(one)).collect::<Vec<_>>(),
                     );

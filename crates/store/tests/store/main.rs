@@ -23,5 +23,6 @@ mod rest;
 mod statements;
 mod test_store;
 mod user_limits;
+mod verifications;
 mod webhooks;
 mod writes;

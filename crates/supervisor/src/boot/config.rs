@@ -17,7 +17,8 @@ use harvest_proto::{
 use super::{BootRunner, failure::PhaseError};
 use crate::{
     files,
-    install::{CONFIG_FILE, MAX_CONFIG_BYTES, parse_config},
+    git::checks::read_config,
+    install::{CONFIG_FILE, MAX_CONFIG_BYTES},
     sandbox::Sandbox,
     users::User,
 };
@@ -49,7 +50,8 @@ impl BootRunner {
         building: bool,
     ) -> Result<(), PhaseError> {
         for checkout in checkouts {
-            let config = match read(&self.sandbox, checkout, user) {
+            let folder = Path::new(&self.sandbox.workspace()).join(&*checkout.folder);
+            let config = match read_config(&folder, user) {
                 Ok(Some(config)) => config,
                 Ok(None) => continue,
                 Err(why) if building => {
@@ -95,21 +97,6 @@ impl BootRunner {
             session.entry(name).or_insert(value);
         }
     }
-}
-
-fn read(
-    sandbox: &Sandbox,
-    checkout: &Checkout,
-    user: &User,
-) -> Result<Option<RepositoryConfig>, String> {
-    let path = Path::new(&sandbox.workspace()).join(&*checkout.folder).join(CONFIG_FILE);
-    match fs::symlink_metadata(&path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Ok(about) if !about.is_file() => return Err("it is not a regular file".to_owned()),
-        _ => {}
-    }
-    let text = files::read_small(&path, user).map_err(|error| error.to_string())?;
-    text.map(|text| parse_config(&text)).transpose()
 }
 
 /// Writes the settings for later boots, and the command of the tests for programs that look for it.

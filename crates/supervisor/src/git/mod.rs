@@ -3,6 +3,7 @@
 mod author;
 mod beside;
 pub(crate) mod carry;
+pub(crate) mod checks;
 pub(crate) mod program;
 pub(crate) mod public;
 mod queries;
@@ -106,6 +107,13 @@ impl Git<'_> {
         let captured =
             capture::run(self.sandbox, spec, timeout).await.map_err(|fault| fault.message)?;
         captured.ok().map_err(|tail| format!("git {}\n{tail}", arguments.join(" ")))
+    }
+
+    /// Runs another program as git is run; returns the last lines of its output.
+    async fn capture(&self, argv: Vec<String>, folder: &str) -> Result<String, String> {
+        let spec = self.process_spec(argv, folder);
+        let captured = capture::run(self.sandbox, spec, LOCAL_TIMEOUT).await;
+        captured.map_err(|fault| fault.message)?.ok()
     }
 
     fn process_spec(&self, argv: Vec<String>, folder: &str) -> ProcessSpec {

@@ -11,7 +11,7 @@ use super::{
 use crate::{connection::Connection, users::AGENT_USER};
 
 // Enough for the new commits of one branch.
-const FETCH_TIMEOUT: Duration = Duration::from_secs(10 * 60);
+pub(super) const FETCH_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
 // The branches of sessions start with this.
 const SESSION_PREFIX: &str = "harvest/";
@@ -88,10 +88,7 @@ impl Git<'_> {
             }
             GitRequest::CheckOut { checkout, branch, commit } => {
                 let folder = self.folder(&checkout);
-                let changed = self.check_out_commit(&folder, &branch, &commit).await;
-                changed
-                    .map(|changed| Reply::CheckedOut { changed_harvest_folder: changed })
-                    .map_err(failed)
+                self.check_out_commit(&folder, branch.as_deref(), &commit).await.map_err(failed)
             }
             GitRequest::SaveTree { checkout, against } => self.save_tree(&checkout, against).await,
             GitRequest::Query { checkout, query, limit, .. } => {
@@ -136,31 +133,5 @@ impl Git<'_> {
         // A branch without an upstream is an error to git.
         let _no_upstream = self.run(folder, &["branch", "--unset-upstream"]).await;
         Ok(())
-    }
-
-    // True when the commit differs from the one checked out before in `.harvest`.
-    async fn check_out_commit(
-        &self,
-        folder: &str,
-        branch: &str,
-        commit: &str,
-    ) -> Result<bool, String> {
-        let before = self.head(folder).await.ok_or("nothing is checked out")?;
-        let source = format!("+refs/heads/{branch}:refs/harvest/pushed");
-        self.run_for(FETCH_TIMEOUT, folder, &["fetch", "--quiet", "origin", &source]).await?;
-        // The session may have started from an older commit than the newest build: checks that look
-        // at what the branch changed need where it left the base.
-        if self.run(folder, &["merge-base", &before, commit]).await.is_err() {
-            self.complete_history(folder).await?;
-        }
-        let check_out = ["checkout", "--quiet", "--force", "--detach", commit];
-        self.run(folder, &check_out).await?;
-        let after = self.head(folder).await;
-        if after.as_deref() != Some(commit) {
-            return Err(format!("the checkout is at {after:?} instead of {commit}"));
-        }
-        let diff = ["diff", "--quiet", &before, commit, "--", ".harvest"];
-        // A failed comparison counts as a change.
-        Ok(self.run(folder, &diff).await.is_err())
     }
 }

@@ -82,18 +82,24 @@ fn commit_is_checked_out_and_compared() {
     let (sandbox, mut client) = booted();
     let work = sandbox.at("origin-work");
     let check_out = |client: &mut Client, commit: &str| {
-        let (checkout, branch) = ("shop".parse().unwrap(), "work".parse().unwrap());
-        ask(client, GitRequest::CheckOut { checkout, branch, commit: commit.to_owned() })
+        let checkout = "shop".parse().unwrap();
+        ask(client, GitRequest::CheckOut { checkout, branch: None, commit: commit.to_owned() })
     };
-    for (folder, changed_harvest_folder) in [("src", false), (".harvest", true)] {
-        fs::create_dir_all(work.join(folder)).unwrap();
-        fs::write(work.join(folder).join("file"), folder).unwrap();
+    let base = shop(&sandbox, &mut client, "git rev-parse HEAD");
+    let quoted = ".harvest/a\\nb".to_owned();
+    for (file, changed) in [("src/file", vec![]), (".harvest/a\nb", vec![quoted])] {
+        let path = work.join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, file).unwrap();
         git(&work, &["add", "."]);
-        git(&work, &["commit", "-q", "-m", folder]);
+        git(&work, &["commit", "-q", "-m", file]);
         git(&work, &["push", "-q", "origin", "HEAD:work"]);
         let commit = fs::read_to_string(work.join(".git/refs/heads/main")).unwrap();
-        let reply = Ok(Reply::CheckedOut { changed_harvest_folder });
-        assert_eq!(check_out(&mut client, commit.trim()), reply);
+        let changed_count = changed.len() as u64;
+        let base = Some(base.clone());
+        let reply = Reply::CheckedOut { base, declared: None, changed, changed_count };
+        shop(&sandbox, &mut client, "git checkout -q main");
+        assert_eq!(check_out(&mut client, commit.trim()), Ok(reply));
         assert_eq!(shop(&sandbox, &mut client, "git rev-parse HEAD"), commit.trim());
     }
     for commit in ["0123456789abcdef0123456789abcdef01234567", "HEAD", "--orphan"] {
@@ -153,9 +159,9 @@ fn pushed_commit_has_merge_base_with_newer_build() {
     let boot = Boot { agent: None, ..sandbox.boot(BootStart::Build, &[]) };
     client.request(|id| ToSupervisor::Boot { id, boot: Box::new(boot) }).unwrap();
     client.phase(BootPhase::Ready, PhaseStatus::Done);
-    let (checkout, branch) = ("shop".parse().unwrap(), "work".parse().unwrap());
+    let (checkout, branch) = ("shop".parse().unwrap(), "work".parse().ok());
     let reply = ask(&mut client, GitRequest::CheckOut { checkout, branch, commit: old.clone() });
-    assert_eq!(reply, Ok(Reply::CheckedOut { changed_harvest_folder: false }));
+    assert!(matches!(reply, Ok(Reply::CheckedOut { changed_count: 0, .. })), "{reply:?}");
     let changed = shop(&sandbox, &mut client, "git diff --name-only origin/main...HEAD");
     assert_eq!(changed, "mine");
 }

@@ -78,6 +78,7 @@ mod tools;
 mod turn_zero;
 mod typed_agents;
 mod upgrade;
+mod verify;
 mod warm_pool;
 mod with_and_without_server;
 
