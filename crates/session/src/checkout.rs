@@ -47,6 +47,7 @@ pub(crate) fn bridge_checkout(
         name: of.repository.clone(),
         folder: of.folder.clone(),
         remote: remote(&of.repository),
+        url: None,
         base: of.base.clone(),
         branch: Some(record.session.branch.clone()),
         clone_missing: clones,

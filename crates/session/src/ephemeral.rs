@@ -106,7 +106,7 @@ impl EphemeralSandbox {
     /// Boots the sandbox and reports its events. An error of the observer ends the boot.
     pub(crate) async fn boot(
         &mut self,
-        repository: &RepositoryName,
+        (repository, url): (&RepositoryName, String),
         base: Option<BranchName>,
         start: BootStart,
         author: Option<&Author>,
@@ -121,6 +121,7 @@ impl EphemeralSandbox {
                 name: repository.clone(),
                 folder: repository.folder(),
                 remote: remote(repository),
+                url: Some(url),
                 base,
                 branch: None,
                 clone_missing: false,

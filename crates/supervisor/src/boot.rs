@@ -32,7 +32,7 @@ use self::{failure::PhaseError, hooks::hook_path};
 use crate::{
     agents::{self, AgentContext},
     app, capture, files,
-    git::{Git, SyncResult, Synced, public},
+    git::{Git, SyncResult, Synced, large_files::SKIP_DOWNLOAD, public, submodules::Sources},
     install::{self, InstallCommand, Projects},
     outbox::Outbox,
     sandbox::Sandbox,
@@ -126,6 +126,10 @@ impl BootRunner {
         if boot.agent.is_some() {
             self.lead_gh_to_door();
         }
+        let (name, value) = SKIP_DOWNLOAD;
+        let mut env = self.sandbox.session_env.borrow_mut();
+        env.entry(name.to_owned()).or_insert_with(|| value.to_owned());
+        drop(env);
         if let Ok(user) = self.sandbox.user(Some(AGENT_USER)) {
             let path = self.sandbox.home(&user) + MEMORY_FILE.trim_start_matches('~');
             let mut env = self.sandbox.session_env.borrow_mut();
@@ -426,7 +430,23 @@ impl BootRunner {
         }
         let millis = millis_since(began);
         self.outbox.push(None, EventBody::Synced { checkouts, millis });
+        self.complete_checkouts(boot, user).await;
         Ok(true)
+    }
+
+    /// Fetches submodules, and warns of what stays incomplete. A restored disk stays as it is.
+    async fn complete_checkouts(&self, boot: &Boot, user: &User) {
+        if boot.start == BootStart::Restore {
+            return;
+        }
+        let git = Git { sandbox: &self.sandbox, user };
+        let sources = Sources { checkouts: &boot.repositories, hosts: &boot.git_hosts };
+        for checkout in &boot.repositories {
+            let submodules = git.update_submodules(checkout, sources).await;
+            for message in submodules.into_iter().chain(git.large_files(checkout).await) {
+                self.outbox.push(None, EventBody::Warning { message });
+            }
+        }
     }
 }
 
@@ -488,6 +508,7 @@ mod tests {
             name: "acme/shop".parse().unwrap(),
             folder: "shop".parse().unwrap(),
             remote: remote.into(),
+            url: None,
             base: None,
             branch: None,
             clone_missing: false,

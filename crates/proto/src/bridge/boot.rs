@@ -68,6 +68,8 @@ pub struct Checkout {
     pub folder: CheckoutFolder,
     /// URL of the remote at the door, without a credential.
     pub remote: String,
+    /// URL of the repository outside the sandbox, which URLs of submodules are compared with.
+    pub url: Option<String>,
     /// Branch to start from; the remote's default branch when absent.
     pub base: Option<BranchName>,
     /// Branch the session works on; absent for a build, which stays on the base.

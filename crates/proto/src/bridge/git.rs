@@ -41,8 +41,8 @@ pub enum GitRequest {
         /// Name of the branch.
         branch: BranchName,
     },
-    /// Fetch a commit and check it out in place of the base; the reply is
-    /// [`Reply::CheckedOut`](super::Reply::CheckedOut).
+    /// Fetch a commit and check it out in place of the base, with the submodules that the base
+    /// has; the reply is [`Reply::CheckedOut`](super::Reply::CheckedOut).
     CheckOut {
         /// Folder of the checkout.
         checkout: CheckoutFolder,

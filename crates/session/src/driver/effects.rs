@@ -198,7 +198,12 @@ impl Driver {
     pub(super) fn checkouts(&self) -> Vec<Checkout> {
         // Only a fresh session clones: a fork's disk holds its checkouts already.
         let clones = self.state.turns == 0 && self.record.session.forked_from.is_none();
-        let checkout = |of| checkout::bridge_checkout(&self.record, of, clones);
+        let all = &self.record.session.repositories;
+        let checkout = |of: &CheckoutRecord| {
+            let known = all.iter().find(|known| known.name == of.repository);
+            let url = known.map(|known| self.shared.repositories.current_url(&known.url));
+            Checkout { url, ..checkout::bridge_checkout(&self.record, of, clones) }
+        };
         self.record.checkouts.iter().map(checkout).collect()
     }
 

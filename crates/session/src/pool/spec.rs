@@ -102,6 +102,8 @@ impl MemberSpec {
                 name: self.repository.clone(),
                 folder: self.repository.folder(),
                 remote: remote(&self.repository),
+                // The order of its session comes before anything is fetched.
+                url: None,
                 base: self.base.clone(),
                 branch: Some(branch(&member.session)),
                 clone_missing: true,

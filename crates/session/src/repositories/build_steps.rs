@@ -187,13 +187,19 @@ impl BuildSteps<'_> {
         let base = order.branch.clone().or_else(|| repository.base.clone());
         let images = (repository.image.as_deref(), default.as_str());
         let booted = sandbox
-            .boot(&repository.name, base, start, None, |event| {
-                let observed = prepared.observe(event, images, &image.name);
-                if observed.is_ok() {
-                    report.event(event);
-                }
-                observed
-            })
+            .boot(
+                (&repository.name, repositories.current_url(&repository.url)),
+                base,
+                start,
+                None,
+                |event| {
+                    let observed = prepared.observe(event, images, &image.name);
+                    if observed.is_ok() {
+                        report.event(event);
+                    }
+                    observed
+                },
+            )
             .await;
         if let Some((why, image)) = prepared.start_over {
             sandbox.remove().await;

@@ -74,9 +74,9 @@ async fn run(
         EphemeralSandbox::start(&shared.sandboxes, id, from, Some(door), order.owner.clone())
             .await?;
     step("booting on the base");
-    let name = &repository.name;
+    let (name, url) = (&repository.name, repositories.current_url(&repository.url));
     let base = order.base.cloned();
-    sandbox.boot(name, base, start, Some(order.user), |_| Ok(())).await?;
+    sandbox.boot((name, url), base, start, Some(order.user), |_| Ok(())).await?;
     let script = check::keep_script(&sandbox.bridge, name).await?;
     step("checking out the commit");
     let checked_out =

@@ -134,7 +134,10 @@ async fn waiting_sandbox_knows_nothing_of_its_session() {
     assert!(first.standby && first.author.is_none() && first.env.is_empty());
     assert!(!second.standby && second.session == session.id);
     assert_eq!(second.author.as_ref().unwrap().name, "Eve");
-    assert_eq!(second.repositories, first.repositories, "the agent has seen the branch");
+    // Nothing is fetched before the session is known, and only that needs the URL.
+    let url = second.repositories[0].url.clone();
+    let fetched = harvest_proto::bridge::Checkout { url, ..first.repositories[0].clone() };
+    assert_eq!(second.repositories, [fetched], "the agent has seen the branch");
     assert_eq!(second.agent, first.agent, "the agent is not started again");
     eventually("the door has the claimer's policy", async || {
         let doors = harness.doors.0.lock().unwrap();

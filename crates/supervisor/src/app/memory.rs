@@ -64,6 +64,7 @@ mod tests {
             name: "acme/shop".parse().unwrap(),
             folder: "shop".parse().unwrap(),
             remote: String::new(),
+            url: None,
             base: None,
             branch: None,
             clone_missing: false,

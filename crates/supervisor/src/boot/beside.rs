@@ -161,6 +161,7 @@ impl BootRunner {
             let (before, after) = (synced.before, synced.after);
             fetched.push(Fetched { checkout, before, after });
         }
+        self.complete_checkouts(boot, user).await;
         Ok(true)
     }
 

@@ -52,6 +52,7 @@ impl Git<'_> {
         if after.as_deref() != Some(commit) {
             return Err(format!("the checkout is at {after:?} instead of {commit}"));
         }
+        self.move_submodules(folder).await?;
         let before = parted.as_deref().or(base.as_deref()).unwrap_or(EMPTY_TREE);
         let (changed, changed_count) = self.changed_files(folder, before, commit).await?;
         Ok(Reply::CheckedOut { base, declared, changed, changed_count })

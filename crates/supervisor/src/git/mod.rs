@@ -4,11 +4,13 @@ mod author;
 mod beside;
 pub(crate) mod carry;
 pub(crate) mod checks;
+pub(crate) mod large_files;
 pub(crate) mod program;
 pub(crate) mod public;
 mod queries;
 mod requests;
 mod rules;
+pub(crate) mod submodules;
 mod trees;
 mod untracked;
 
@@ -39,17 +41,25 @@ const LOCAL_TIMEOUT: Duration = Duration::from_secs(60);
 pub(crate) const NON_INTERACTIVE: [(&str, &str); 2] =
     [("GIT_TERMINAL_PROMPT", "0"), ("GIT_SSH_COMMAND", "ssh -o BatchMode=yes")];
 
-/// Disables hooks and the file-system monitor: the checkout may configure ones that hang, which
-/// would block a boot or make a diff time out. A folder that looks like a bare repository is no
-/// checkout.
-const OVERRIDES: [(&str, &str); 7] = [
-    ("GIT_CONFIG_COUNT", "3"),
+/// Disables hooks, the file-system monitor and Git LFS: the checkout may configure ones that hang,
+/// which would block a boot or make a diff time out, and LFS would ask a server for each file. A
+/// folder that looks like a bare repository is no checkout.
+const OVERRIDES: [(&str, &str); 15] = [
+    ("GIT_CONFIG_COUNT", "7"),
     ("GIT_CONFIG_KEY_0", "core.fsmonitor"),
     ("GIT_CONFIG_VALUE_0", "false"),
     ("GIT_CONFIG_KEY_1", "core.hooksPath"),
     ("GIT_CONFIG_VALUE_1", "/dev/null"),
     ("GIT_CONFIG_KEY_2", "safe.bareRepository"),
     ("GIT_CONFIG_VALUE_2", "explicit"),
+    ("GIT_CONFIG_KEY_3", "filter.lfs.smudge"),
+    ("GIT_CONFIG_VALUE_3", ""),
+    ("GIT_CONFIG_KEY_4", "filter.lfs.clean"),
+    ("GIT_CONFIG_VALUE_4", ""),
+    ("GIT_CONFIG_KEY_5", "filter.lfs.process"),
+    ("GIT_CONFIG_VALUE_5", ""),
+    ("GIT_CONFIG_KEY_6", "filter.lfs.required"),
+    ("GIT_CONFIG_VALUE_6", "false"),
 ];
 
 const ALL_BRANCHES: &str = "+refs/heads/*:refs/remotes/origin/*";

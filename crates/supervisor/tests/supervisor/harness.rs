@@ -176,6 +176,7 @@ impl Sandbox {
                 name: "acme/shop".parse().unwrap(),
                 folder: "shop".parse().unwrap(),
                 remote: format!("file://{}", bare.display()),
+                url: None,
                 base: None,
                 branch: Some("harvest/work".parse().unwrap()),
                 clone_missing: false,

@@ -20,6 +20,7 @@ mod restarts;
 mod rpc_agents;
 mod saved_work;
 mod standby;
+mod submodules;
 mod syncs;
 mod terminals;
 mod tree_requests;
