@@ -38,12 +38,11 @@ const SESSIONS: &[&str] = &[
     "archive",
     "rm",
 ];
-const HISTORY: &[&str] =
-    &["turns", "diff", "logs", "events", "artifacts", "pull", "pr", "verify"];
+const HISTORY: &[&str] = &["turns", "diff", "logs", "events", "artifacts", "pull", "pr", "verify"];
 const SANDBOXES: &[&str] = &["exec", "shell", "cp", "sandbox"];
 const STORAGE: &[&str] = &["image", "snapshot", "volume", "backup", "df", "gc"];
 const REPOSITORIES: &[&str] =
-    &["repo", "schedule", "memory", "secret", "models", "budget", "stats", "net"];
+    &["repo", "schedule", "memory", "secret", "models", "budget", "stats", "net", "user"];
 
 /// Runs the binary in an empty home.
 struct Host {

@@ -65,11 +65,7 @@ impl<'a> Call<'a> {
         Self::new(Method::PATCH, route, operation, doing)
     }
 
-    pub(super) fn graphql(
-        body: &'a Value,
-        operation: Operation,
-        doing: &'static str,
-    ) -> Self {
+    pub(super) fn graphql(body: &'a Value, operation: Operation, doing: &'static str) -> Self {
         Self { route: None, body: Some(body), ..Self::new(Method::POST, "", operation, doing) }
     }
 
