@@ -17,6 +17,8 @@ use crate::{
 // More than the supervisor writes.
 const MAX_SEED_BYTES: usize = 1024 * 1024;
 
+const USER: &str = "harvest";
+
 #[derive(Debug, thiserror::Error)]
 enum ProvideError {
     #[error("cannot reach the sandbox")]
@@ -27,10 +29,16 @@ enum ProvideError {
     Seed(#[from] serde_json::Error),
 }
 
-/// Stores the first entities of a repository that has none yet, then writes the file. A session
-/// works without either, so a failure is only logged.
+/// Stores the first entities of a repository that has none yet, then writes the file. Without a
+/// repository the folder is made, which the stock memory server expects. A session works without
+/// either, so a failure is only logged.
 pub(crate) async fn provide(store: &Store, bridge: &Bridge, first: Option<&CheckoutRecord>) {
-    let Some(CheckoutRecord { repository, .. }) = first else { return };
+    let Some(CheckoutRecord { repository, .. }) = first else {
+        if let Err(error) = make_folder(bridge).await {
+            tracing::warn!(error = error_chain(&error), "the sandbox has no folder for memory");
+        }
+        return;
+    };
     if let Err(error) = try_provide(store, bridge, repository).await {
         let error = error_chain(&error);
         tracing::warn!(%repository, error, "the sandbox has no copy of the repository's memory");
@@ -42,7 +50,7 @@ async fn try_provide(
     bridge: &Bridge,
     repository: &RepositoryName,
 ) -> Result<(), ProvideError> {
-    let user = Some("harvest".to_owned());
+    let user = Some(USER.to_owned());
     if !store.memory_seeded(repository).await? {
         let seed = bridge.file_read(MEMORY_SEED, user.clone(), MAX_SEED_BYTES).await?;
         let seed: MemoryGraph = serde_json::from_slice(&seed)?;
@@ -56,8 +64,12 @@ async fn try_provide(
         }
     }
     let text = store.memory_read(repository).await?.to_jsonl();
-    let folder = FileRequest::Mkdir { path: MEMORY_FOLDER.to_owned(), mode: 0o700 };
-    bridge.file(user.clone(), folder).await?;
+    make_folder(bridge).await?;
     bridge.file_write(MEMORY_FILE, 0o600, user, text.as_bytes()).await?;
     Ok(())
+}
+
+async fn make_folder(bridge: &Bridge) -> Result<(), BridgeError> {
+    let folder = FileRequest::Mkdir { path: MEMORY_FOLDER.to_owned(), mode: 0o700 };
+    bridge.file(Some(USER.to_owned()), folder).await.map(drop)
 }

@@ -53,9 +53,7 @@ impl FullSession {
     }
 
     async fn call(&self, server: &str, tool: &str, arguments: &str) -> String {
-        let call = format!("python3 - {server} {tool} '{arguments}' <<'END'\n{CALL}\nEND");
-        // The folder of the usual file is made when a repository has memory.
-        self.run(&format!("export MEMORY_FILE_PATH=/tmp/graph.jsonl\n{call}")).await
+        self.run(&format!("python3 - {server} {tool} '{arguments}' <<'END'\n{CALL}\nEND")).await
     }
 }
 
