@@ -7,6 +7,7 @@ use harvest_proto::{
 
 use crate::{
     DbConnection, DbRow, Lease, Removal, Store, StoreError,
+    reserve::OnFullDisk,
     row::{self, bigint, to_enum_name, to_json},
 };
 
@@ -57,7 +58,11 @@ impl Store {
         .bind(now.unpublished.clone())
         .bind(now.ended_at.map(Timestamp::as_millis))
         .bind(snapshot.map(ToString::to_string));
-        self.writer.execute(Some(lease), query).await.map(drop)
+        let on_full_disk = match now.ended_at {
+            Some(_) => OnFullDisk::UseReserve,
+            None => OnFullDisk::Refuse,
+        };
+        self.writer.execute_on(on_full_disk, Some(lease), query).await.map(drop)
     }
 
     /// A verification of a repository.

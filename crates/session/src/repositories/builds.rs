@@ -26,7 +26,7 @@ use crate::{
 };
 
 // A database that does not answer may come back.
-const STORE_RETRY: Duration = Duration::from_secs(2);
+pub(super) const STORE_RETRY: Duration = Duration::from_secs(2);
 
 // How programs in a sandbox say it.
 const DISK_FULL: &str = "No space left on device";

@@ -14,7 +14,7 @@ use harvest_proto::{
 use harvest_store::StoreError;
 use tokio::sync::watch;
 
-use super::{Repositories, RepositoryContext};
+use super::{Repositories, RepositoryContext, builds::STORE_RETRY};
 use crate::{
     ephemeral::EphemeralError, error::SessionError, error_chain::error_chain, wall_clock::now,
 };
@@ -63,7 +63,7 @@ impl VerificationRecord {
         self.now.send_modify(|now| step.clone_into(&mut now.step));
     }
 
-    /// It has its slot.
+    /// Records that the verification has its slot.
     pub(super) async fn running(&self) -> Result<(), StoreError> {
         self.now.send_modify(|now| now.status = VerificationStatus::Running);
         let (current, lease) = (self.current(), self.shared.sandboxes.lease);
@@ -77,10 +77,7 @@ impl VerificationRecord {
         unpublished: Option<String>,
     ) -> Verification {
         let ended = ended(self.current(), result, unpublished);
-        let lease = self.shared.sandboxes.lease;
-        if let Err(error) = self.shared.store.verification_update(lease, &ended).await {
-            tracing::warn!(id = %ended.id, error = error_chain(&error), "cannot store a verification");
-        }
+        store_end(&self.shared, &ended).await;
         self.ended = true;
         remove_outdated(&self.shared, &ended.repository).await;
         self.now.send_replace(ended.clone());
@@ -102,6 +99,20 @@ impl Drop for VerificationRecord {
             let _ended_by_the_next_server =
                 shared.store.verification_update(shared.sandboxes.lease, &ended).await;
         });
+    }
+}
+
+/// Stores an end. Retried: the row would count as running until the next start of the server.
+async fn store_end(shared: &RepositoryContext, ended: &Verification) {
+    loop {
+        match shared.store.verification_update(shared.sandboxes.lease, ended).await {
+            Ok(()) | Err(StoreError::LeaseLost | StoreError::Closed) => return,
+            Err(error) => {
+                let error = error_chain(&error);
+                tracing::warn!(id = %ended.id, error, "cannot store a verification; retrying");
+            }
+        }
+        tokio::time::sleep(STORE_RETRY).await;
     }
 }
 

@@ -20,7 +20,7 @@ fn name() -> RepositoryName {
     "o/r".parse().unwrap()
 }
 
-async fn with_repository(test: &TestStore) {
+pub(crate) async fn with_repository(test: &TestStore) {
     let repository = Repository {
         name: name(),
         url: "https://h/o/r".into(),
@@ -33,7 +33,7 @@ async fn with_repository(test: &TestStore) {
     test.store.repository_insert(&repository).await.unwrap();
 }
 
-fn queued(at: i64, session: Option<SessionId>) -> Verification {
+pub(crate) fn queued(at: i64, session: Option<SessionId>) -> Verification {
     Verification {
         id: VerificationId::random(),
         repository: name(),
@@ -52,7 +52,7 @@ fn queued(at: i64, session: Option<SessionId>) -> Verification {
     }
 }
 
-fn done(queued: &Verification, snapshot: Option<SnapshotId>) -> Verification {
+pub(crate) fn done(queued: &Verification, snapshot: Option<SnapshotId>) -> Verification {
     let evidence = Evidence {
         repository: name(),
         commit: queued.commit.clone(),

@@ -4,10 +4,14 @@
 use std::path::{Path, PathBuf};
 
 use harvest_e2e::Postgres;
+use harvest_proto::{SnapshotId, api::Verification};
 use harvest_store::{Store, Write};
 
 use super::{error_chain, run_ignored};
-use crate::test_store::{NOW, TestDatabase, TestStore, warning};
+use crate::{
+    test_store::{NOW, TestDatabase, TestStore, warning},
+    verifications,
+};
 
 /// Runs `test` where `HARVEST_TEST_FOLDER` is a disk of this size.
 fn on_a_disk(size: &str, test: &str) {
@@ -48,6 +52,11 @@ fn full_disk_is_reported_on_postgres() {
 #[test]
 fn full_disk_allows_deletion_and_start() {
     on_a_disk("128m", "faults::disk::sqlite_with_reserve");
+}
+
+#[test]
+fn full_disk_allows_the_end_of_a_verification() {
+    on_a_disk("128m", "faults::disk::verification_with_reserve");
 }
 
 /// Writes a file until the disk is full.
@@ -100,6 +109,24 @@ async fn sqlite_with_reserve() {
         test.commit(&other, vec![warning("more")]).await.unwrap();
         assert_eq!(reserved(), 32 << 20, "the space is reserved again");
     }
+}
+
+#[tokio::test]
+#[ignore = "started by another test on a small disk"]
+async fn verification_with_reserve() {
+    let store = Store::open(&folder().join("store.db")).await.unwrap();
+    let lease = store.server_lease(NOW).await.unwrap();
+    let test = TestStore { store, lease, database: TestDatabase::sqlite() };
+    verifications::with_repository(&test).await;
+    let begun = verifications::queued(1, None);
+    test.store.verification_insert(lease, &begun, &SnapshotId::random()).await.unwrap();
+    fill_up(&folder().join("ballast"));
+    let why = Some("x".repeat(1 << 20));
+    let running = Verification { error: why.clone(), ..begun.clone() };
+    let refused = test.store.verification_update(lease, &running).await.unwrap_err();
+    assert!(refused.is_disk_full(), "{refused:?}");
+    let ended = Verification { error: why, ..verifications::done(&begun, None) };
+    test.store.verification_update(lease, &ended).await.expect("an end is stored");
 }
 
 #[tokio::test]

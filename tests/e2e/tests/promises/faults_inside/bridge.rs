@@ -23,7 +23,7 @@ fn talk() -> (String, Value) {
 }
 
 const QUICK: [(&str, &str); 2] =
-    [("HARVEST_CLOCKS_HEARTBEAT", "200ms"), ("HARVEST_CLOCKS_STALE", "2s")];
+    [("HARVEST_CLOCKS_HEARTBEAT", "200ms"), ("HARVEST_CLOCKS_STALE", "5s")];
 
 async fn socket(host: &Host, session: &SessionId) -> PathBuf {
     let sandbox = host.show(session).await.sandbox.unwrap();
