@@ -395,7 +395,7 @@ fn missing_checkout_is_named() {
     let around = "mkdir .git && cd .. && git init -q && git add -A && git commit -q -m Around";
     shop(&sandbox, &mut client, around);
     let synced = sync(&sandbox, &mut client);
-    assert!(synced.error.unwrap().contains("is part of the repository"));
+    assert!(synced.error.unwrap().contains("not a git repository"));
     assert!(Path::new(&sandbox.at("workspace/shop/mine")).exists());
 }
 
