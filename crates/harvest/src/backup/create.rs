@@ -1,45 +1,35 @@
 //! Makes a backup of a home that may be in use. The file gets its name when it is complete: a kill
-//! or a full disk leaves no half backup, at most files with the suffixes below.
+//! or a full disk leaves no half backup.
 //!
 //! The order keeps the parts consistent. No layer is removed meanwhile; the snapshots are listed
 //! before and after the database is copied, so that those it refers to are in the archive; forge
-//! and artifacts come after the database, which names only what they already have.
+//! and artifacts come after the database, which names only what they already have; the objects of
+//! git are listed after its references were read.
 
 use std::{
-    ffi::OsString,
-    fs::{self, File, OpenOptions},
-    io::{self, BufWriter, Write},
-    os::unix::fs::OpenOptionsExt,
+    fs, io,
     path::{Path, PathBuf},
-    time::{Instant, SystemTime},
+    time::SystemTime,
 };
 
 use anyhow::{Context, Result, bail};
-use flate2::{Compression, write::GzEncoder};
 use harvest_engine::DiskBackup;
-use harvest_images::{PackError, TreeArchive};
+use harvest_images::PackError;
 use harvest_proto::Timestamp;
-use ring::digest;
-use rustix::fs::{CWD, RenameFlags, renameat_with};
 use serde::Serialize;
 
-use super::{ABOUT, About, FILES, FOLDERS, FORMAT, IMAGE_LAYERS, SETTINGS};
+use super::{
+    ABOUT, About, FILES, FOLDERS, FORMAT, IMAGE_LAYERS, LAYERS, SETTINGS, SNAPSHOTS, draft::Draft,
+};
 use crate::{
     Invocation,
-    cli::units::bytes,
     config::{self, process_env},
     database,
-    printer::{Advice, Printer, count},
+    printer::{Advice, count},
     server_process,
 };
 
-/// Appended to the backup's name while it is written.
-const PARTIAL: &str = ".partial";
-
-/// Appended to the backup's name for the copy of the database.
-const DATABASE: &str = ".partial.db";
-
-/// What to leave out.
+/// The optional parts that a backup includes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Parts {
     pub(crate) snapshots: bool,
@@ -106,26 +96,29 @@ pub(crate) async fn create(ctx: &Invocation, file: &Path, parts: Parts) -> Resul
     archive.add_bytes(ABOUT, &serde_json::to_vec(&about)?)?;
     archive.add_file(database::OWN_FILE, &draft.database)?;
     if let Some(settings) = config::existing_file(&ctx.flags, &process_env) {
-        archive.add_file(SETTINGS, &settings)?;
+        // The archive follows no symlink, and the settings may be one.
+        let target = settings.canonicalize();
+        let target = target.with_context(|| format!("cannot find {}", settings.display()))?;
+        archive.add_file(SETTINGS, &target)?;
     }
     for name in FILES {
         archive.add_file(name, &config.home.join(name))?;
     }
     for name in FOLDERS {
-        let files = files_of(&config.home.join(name))?;
-        for path in files {
+        add_files(&config.home.join(name), &mut |path| {
             let member = format!("{name}/{path}");
             match path.ends_with('/') {
                 true => archive.add_folder(member.trim_end_matches('/'))?,
                 false => archive.add_file(&member, &config.home.join(&member)).map(drop)?,
             }
-        }
+            Ok(())
+        })?;
     }
     for (name, record) in &records {
-        archive.add_bytes(&format!("snapshots/{name}"), record)?;
+        archive.add_bytes(&format!("{SNAPSHOTS}/{name}"), record)?;
     }
     for layer in &layers {
-        let folder = if layer.of_image { IMAGE_LAYERS } else { "layers" };
+        let folder = if layer.of_image { IMAGE_LAYERS } else { LAYERS };
         archive.add_tree(&format!("{folder}/{}", layer.id.as_str()), &layer.path)?;
     }
     let left_out = archive.left_out();
@@ -137,13 +130,30 @@ pub(crate) async fn create(ctx: &Invocation, file: &Path, parts: Parts) -> Resul
     Ok(Created { file, bytes, sha256, about, running, missing_layers, left_out })
 }
 
-/// The paths of everything below a folder, those of folders with a `/` at the end. Git's objects
-/// come last: references that were read before point to objects that are there.
-fn files_of(folder: &Path) -> Result<Vec<String>> {
+/// Passes the paths of everything below a folder to `add`, those of folders with a `/` at the end.
+/// Git's objects are listed after the rest was added: the references that were read before, also
+/// those of a push meanwhile, point to objects that are there.
+fn add_files(folder: &Path, add: &mut dyn FnMut(&str) -> Result<()>) -> Result<()> {
+    let mut objects = Vec::new();
+    for path in files_of(folder, vec![String::new()], &mut objects)? {
+        add(&path)?;
+    }
+    for path in files_of(folder, objects, &mut Vec::new())? {
+        add(&path)?;
+    }
+    Ok(())
+}
+
+/// The sorted paths of everything in these folders below `root`, without the content of git's
+/// folders of objects, whose paths are added to `objects`.
+fn files_of(
+    root: &Path,
+    mut folders: Vec<String>,
+    objects: &mut Vec<String>,
+) -> Result<Vec<String>> {
     let mut files = Vec::new();
-    let mut folders = vec![String::new()];
     while let Some(below) = folders.pop() {
-        let path = folder.join(&below);
+        let path = root.join(&below);
         let entries = match fs::read_dir(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             other => other.with_context(|| format!("cannot list {}", path.display()))?,
@@ -155,15 +165,21 @@ fn files_of(folder: &Path) -> Result<Vec<String>> {
             match entry.file_type() {
                 Ok(kind) if kind.is_dir() => {
                     files.push(format!("{path}/"));
-                    folders.push(path);
+                    let later = if has_objects(&path) { &mut *objects } else { &mut folders };
+                    later.push(path);
                 }
                 Ok(kind) if kind.is_file() && !is_transient(&path) => files.push(path),
                 _ => {}
             }
         }
     }
-    files.sort_by_key(|path| (path.contains("/objects/"), path.clone()));
+    files.sort();
     Ok(files)
+}
+
+/// Whether a folder is the one of a repository's objects. A branch may have any name.
+fn has_objects(path: &str) -> bool {
+    path.split_once("/repository.git/").is_some_and(|(_, below)| below == "objects")
 }
 
 /// Whether a file of a repository exists only while git writes: locks and temporary objects.
@@ -173,122 +189,7 @@ fn is_transient(path: &str) -> bool {
     path.contains("repository.git/") && (name.ends_with(".lock") || temporary)
 }
 
-/// The files of a backup that is being made; removed unless it is completed.
-struct Draft {
-    partial: PathBuf,
-    database: PathBuf,
-}
-
-type Archive = TreeArchive<Progress>;
-
-impl Draft {
-    fn create(file: &Path) -> Result<Self> {
-        let named = |suffix: &str| {
-            let mut name = OsString::from(file);
-            name.push(suffix);
-            PathBuf::from(name)
-        };
-        let draft = Self { partial: named(PARTIAL), database: named(DATABASE) };
-        for path in [&draft.partial, &draft.database] {
-            // Left by a backup that was killed.
-            match fs::remove_file(path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(error).with_context(|| format!("cannot remove {}", path.display()));
-                }
-                _ => {}
-            }
-            let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-            made.with_context(|| format!("cannot create {}", path.display()))?;
-        }
-        Ok(draft)
-    }
-
-    fn archive(&self, print: Printer) -> Result<Archive> {
-        let opened = OpenOptions::new().write(true).open(&self.partial);
-        let file = opened.with_context(|| format!("cannot open {}", self.partial.display()))?;
-        let sha256 = digest::Context::new(&digest::SHA256);
-        let output = BufWriter::new(Output { file, sha256, bytes: 0 });
-        let gzip = GzEncoder::new(output, Compression::fast());
-        Ok(TreeArchive::new(Progress { gzip, bytes: 0, shown: 0, began: Instant::now(), print }))
-    }
-
-    /// Gives the complete archive its name. Returns its size and hash.
-    fn finish(self, archive: Archive, file: &Path) -> Result<(u64, String)> {
-        let progress = archive.finish()?;
-        let write = || -> io::Result<Output> {
-            let buffered = progress.gzip.finish()?;
-            let output = buffered.into_inner().map_err(io::IntoInnerError::into_error)?;
-            output.file.sync_all()?;
-            renameat_with(CWD, &self.partial, CWD, file, RenameFlags::NOREPLACE)?;
-            File::open(folder_of(file))?.sync_all()?;
-            Ok(output)
-        };
-        let output = write().with_context(|| format!("cannot write {}", file.display()))?;
-        let hash = output.sha256.finish();
-        let hash = hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok((output.bytes, hash))
-    }
-}
-
-impl Drop for Draft {
-    fn drop(&mut self) {
-        for path in [&self.partial, &self.database] {
-            // After a successful rename there is no partial file.
-            let _ = fs::remove_file(path);
-        }
-    }
-}
-
-pub(super) fn folder_of(file: &Path) -> &Path {
-    file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
-/// The file, with its size and hash so far.
-struct Output {
-    file: File,
-    sha256: digest::Context,
-    bytes: u64,
-}
-
-impl Write for Output {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let written = self.file.write(bytes)?;
-        self.sha256.update(&bytes[..written]);
-        self.bytes += written as u64;
-        Ok(written)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
-    }
-}
-
-/// Shows how much was packed.
-struct Progress {
-    gzip: GzEncoder<BufWriter<Output>>,
-    bytes: u64,
-    shown: u64,
-    began: Instant,
-    print: Printer,
-}
-
-impl Write for Progress {
-    fn write(&mut self, content: &[u8]) -> io::Result<usize> {
-        let written = self.gzip.write(content)?;
-        self.bytes += written as u64;
-        if self.bytes - self.shown > 8_000_000 {
-            self.shown = self.bytes;
-            self.print.live(&format!("Packed {}", bytes(self.bytes)), Some(self.began.elapsed()));
-        }
-        Ok(written)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.gzip.flush()
-    }
-}
-
-/// What the backup does not hold, for the user.
+/// Warnings for the user about what the backup lacks.
 pub(crate) fn warnings(created: &Created) -> Vec<String> {
     let mut warnings = Vec::new();
     if created.running > 0 {
@@ -324,6 +225,8 @@ pub(crate) fn explain(error: anyhow::Error) -> anyhow::Error {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
 
     #[test]
@@ -332,11 +235,21 @@ mod tests {
         assert_eq!(default_name(time), Path::new("harvest-2025-11-15T085145Z.tar.gz"));
     }
 
+    fn added(folder: &Path) -> Vec<String> {
+        let mut added = Vec::new();
+        let mut add = |path: &str| {
+            added.push(path.to_owned());
+            Ok(())
+        };
+        add_files(folder, &mut add).unwrap();
+        added
+    }
+
     #[test]
     fn references_come_before_git_objects() {
         let folder = tempfile::tempdir().unwrap();
         let git = folder.path().join("app/repository.git");
-        for path in ["objects/aa", "refs/heads/a", "objects/pack"] {
+        for path in ["objects/aa", "refs/heads/a", "refs/heads/objects", "objects/pack"] {
             fs::create_dir_all(git.join(path)).unwrap();
         }
         for path in [
@@ -344,26 +257,59 @@ mod tests {
             "objects/pack/tmp_pack_x",
             "refs/heads/a/b",
             "refs/heads/a/c.lock",
+            "refs/heads/objects/d",
             "HEAD",
             "packed-refs",
         ] {
             fs::write(git.join(path), "").unwrap();
         }
         fs::write(folder.path().join("app/token"), "").unwrap();
-        let files = files_of(folder.path()).unwrap();
+        let files = added(folder.path());
         let names = files.iter().map(|path| path.rsplit('/').next().unwrap());
         let names: Vec<_> = names.filter(|name| !name.is_empty()).collect();
-        assert_eq!(names, ["HEAD", "packed-refs", "b", "token", "1"]);
+        assert_eq!(names, ["HEAD", "packed-refs", "b", "d", "token", "1"]);
         assert!(files.contains(&"app/repository.git/objects/pack/".to_owned()), "empty folders");
-        assert_eq!(files_of(&folder.path().join("none")).unwrap(), [""; 0]);
+        assert_eq!(added(&folder.path().join("none")), [""; 0]);
+    }
+
+    fn git(folder: &Path, arguments: &[&str]) -> String {
+        let mut command = Command::new("git");
+        command.current_dir(folder).args(["-c", "user.name=a", "-c", "user.email=a@b.c"]);
+        command.env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_CONFIG_NOSYSTEM", "1");
+        let output = command.args(arguments).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
     }
 
     #[test]
-    fn abandoned_draft_leaves_no_file() {
+    fn push_during_backup_leaves_consistent_repository() {
         let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("b.tar.gz");
-        fs::write(folder.path().join("b.tar.gz.partial"), "left by a kill").unwrap();
-        drop(Draft::create(&file).unwrap());
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        let at = |path: &str| folder.path().join(path);
+        for path in ["forge/app/repository.git", "copy", "clone"] {
+            fs::create_dir_all(at(path)).unwrap();
+        }
+        let bare = at("forge/app/repository.git");
+        git(&bare, &["init", "--quiet", "--bare", "--initial-branch=main", "--template="]);
+        git(&at("clone"), &["init", "--quiet", "--initial-branch=main"]);
+        let push = || {
+            git(&at("clone"), &["commit", "--quiet", "--allow-empty", "-m", "A commit"]);
+            git(&at("clone"), &["push", "--quiet", bare.to_str().unwrap(), "HEAD:main"]);
+        };
+        push();
+        add_files(&at("forge"), &mut |path| {
+            if path.ends_with("/HEAD") {
+                push();
+            }
+            let target = at("copy").join(path);
+            match path.ends_with('/') {
+                true => fs::create_dir_all(target)?,
+                false => fs::copy(at("forge").join(path), target).map(drop)?,
+            }
+            Ok(())
+        })
+        .unwrap();
+        let copy = at("copy/app/repository.git");
+        git(&copy, &["fsck", "--strict"]);
+        assert_eq!(git(&copy, &["rev-list", "--count", "main"]), "2", "the pushed commit");
     }
 }

@@ -14,7 +14,7 @@ use harvest_engine::{Driver, Engine, LayerCache, LayerId};
 use harvest_store::SCHEMA_VERSION;
 use serde::Serialize;
 
-use super::{ABOUT, About, FORMAT, IMAGE_LAYERS, SETTINGS, create::folder_of};
+use super::{ABOUT, About, FORMAT, IMAGE_LAYERS, SETTINGS, draft::folder_of, layout};
 use crate::{Invocation, config::Config, database, printer::Advice, server_process};
 
 /// Appended to the home's name for the folder to unpack into.
@@ -47,8 +47,12 @@ pub(crate) fn load(ctx: &Invocation, file: &Path) -> Result<Loaded> {
     private_folder(&trash)?;
     harvest_images::unpack_trees(open(file)?, &unpacked, &trash)
         .with_context(|| format!("cannot unpack {}", file.display()))?;
+    if let Some(path) = layout::find_foreign(&unpacked).context("cannot check the backup")? {
+        let path = path.strip_prefix(&unpacked).unwrap_or(&path);
+        bail!(no_backup(file, &format!(": {path:?} does not belong in one")));
+    }
     if !unpacked.join(database::OWN_FILE).is_file() {
-        bail!(no_backup(file));
+        bail!(no_backup(file, ""));
     }
     remove(&unpacked.join(ABOUT))?;
     // Plain folders: the layers come from a tar, not from btrfs's clones.
@@ -105,8 +109,8 @@ fn check(file: &Path) -> Result<About> {
         let message = format!("{} is damaged or no backup", file.display());
         anyhow::Error::new(error).context(Advice::new(message, "use another copy of the file"))
     })?;
-    let text = found.ok_or_else(|| no_backup(file))?;
-    let about: About = serde_json::from_slice(&text).map_err(|_| no_backup(file))?;
+    let text = found.ok_or_else(|| no_backup(file, ""))?;
+    let about: About = serde_json::from_slice(&text).map_err(|_| no_backup(file, ""))?;
     if about.format != FORMAT || about.schema != SCHEMA_VERSION {
         let message = format!(
             "{} was made by Harvest {} with version {} of the database; this one has version {}",
@@ -121,8 +125,8 @@ fn check(file: &Path) -> Result<About> {
     Ok(about)
 }
 
-fn no_backup(file: &Path) -> Advice {
-    let message = format!("{} is no backup", file.display());
+fn no_backup(file: &Path, reason: &str) -> Advice {
+    let message = format!("{} is no backup{reason}", file.display());
     Advice::new(message, "`harvest backup create` makes one")
 }
 

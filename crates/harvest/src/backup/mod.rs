@@ -3,6 +3,8 @@
 //! standalone sandboxes and logs are in no backup.
 
 pub(crate) mod create;
+mod draft;
+mod layout;
 pub(crate) mod load;
 
 use harvest_proto::Timestamp;
@@ -13,6 +15,12 @@ const FORMAT: u32 = 1;
 
 /// The first member: what the archive is.
 const ABOUT: &str = "backup.json";
+
+/// The folder with the layers of the home.
+const LAYERS: &str = "layers";
+
+/// The folder with the records of snapshots.
+const SNAPSHOTS: &str = "snapshots";
 
 /// The folder of the archive with the layers of images, which belong to the cache.
 const IMAGE_LAYERS: &str = "image-layers";
@@ -27,7 +35,7 @@ const FOLDERS: [&str; 2] = ["artifacts", "forge"];
 /// The settings that the backup was made with, in the loaded home. No command reads them there.
 const SETTINGS: &str = "harvest.toml";
 
-/// What a backup is, as its first member.
+/// The description of a backup, its first member.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct About {
     pub(crate) format: u32,

@@ -229,27 +229,61 @@ async fn refused_load_leaves_the_home_unchanged() {
         ["backup", "load", path(&file)],
     );
     assert!(other.stderr.contains("`database`") && !other.stderr.contains("s3cret"), "{other:?}");
-    // An archive with a path out of its folder.
-    let evil = folder.path().join("evil");
-    fs::create_dir(&evil).unwrap();
-    let script = "import io, json, sys, tarfile\n\
-        source = tarfile.open(sys.argv[1])\n\
-        with tarfile.open(sys.argv[2], 'w:gz') as out:\n\
-        \x20   for member in source:\n\
-        \x20       out.addfile(member, source.extractfile(member) if member.isfile() else None)\n\
-        \x20   out.addfile(tarfile.TarInfo('../../planted'), io.BytesIO())\n";
-    let packed = evil.join("evil.tar.gz");
-    let python = Command::new("python3").args(["-c", script]).arg(&file).arg(&packed).status();
-    assert!(python.unwrap().success());
-    refused_with(&host, &packed, "points outside");
+    hostile_archives_are_refused(&host, &file, folder.path());
     assert_eq!(fs::read_dir(host.home()).unwrap().count(), 0);
     assert!(!host.home().with_extension("loading").exists());
+}
+
+/// Loads copies of a backup with one more member each: a link or file that a later step would
+/// follow, mount or run, or one outside of the home.
+fn hostile_archives_are_refused(host: &Host, file: &Path, folder: &Path) {
+    // A folder whose content must stay: its name could be a layer's.
+    let outside = folder.join("outside");
+    fs::create_dir_all(outside.join("plain")).unwrap();
+    let packed = folder.join("evil.tar.gz");
+    let script = "import io, sys, tarfile\n\
+        source = tarfile.open(sys.argv[1])\n\
+        member = tarfile.TarInfo(sys.argv[3])\n\
+        if sys.argv[4]:\n\
+        \x20   member.type, member.linkname = tarfile.SYMTYPE, sys.argv[4]\n\
+        with tarfile.open(sys.argv[2], 'w:gz') as out:\n\
+        \x20   for known in source:\n\
+        \x20       out.addfile(known, source.extractfile(known) if known.isfile() else None)\n\
+        \x20   out.addfile(member, io.BytesIO())\n";
+    for (member, link, reason) in [
+        ("../../planted", "", "points outside"),
+        ("image-layers", path(&outside), "is no backup: \"image-layers\" does not belong in one"),
+        ("layers/evil", "/", "is no backup: \"layers/evil\" does not belong in one"),
+        ("snapshots/evil.json", "/etc/passwd", "is no backup: \"snapshots/evil.json\""),
+        ("store.json", "", "is no backup: \"store.json\" does not belong in one"),
+        ("supervisor/0/harvest-supervisor", "", "is no backup: \"supervisor\""),
+    ] {
+        let mut python = Command::new("python3");
+        python.args(["-c", script]).arg(file).arg(&packed).args([member, link]);
+        assert!(python.status().unwrap().success());
+        refused_with(host, &packed, reason);
+    }
+    assert!(outside.join("plain").exists());
     assert!(!host.home().parent().unwrap().join("planted").exists());
 }
 
 fn refused_with(host: &Host, file: &Path, reason: &str) {
     let load = host.harvest(["backup", "load", path(file)]);
     assert!(load.code == 1 && load.stderr.contains(reason), "{load:?}");
+}
+
+#[tokio::test]
+async fn backup_follows_symlink_to_the_settings() {
+    let folder = folder();
+    let (settings, link) = (folder.path().join("dotfiles.toml"), folder.path().join("link.toml"));
+    fs::write(&settings, "# of the user\n").unwrap();
+    std::os::unix::fs::symlink("dotfiles.toml", &link).unwrap();
+    let host = Host::start_with(&[("HARVEST_CONFIG", path(&link))]).await;
+    let file = folder.path().join("backup.tar.gz");
+    backup(&host, &file);
+    let mut tar = Command::new("tar");
+    let listed = tar.arg("-xzOf").arg(&file).arg("harvest.toml").output().unwrap();
+    assert_eq!(String::from_utf8(listed.stdout).unwrap(), "# of the user\n");
 }
 
 #[tokio::test]
