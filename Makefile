@@ -4,7 +4,7 @@
 
 # Packages that Harvest needs at run time, and those that only its tests need.
 PACKAGES := git mmdebstrap ca-certificates e2fsprogs btrfs-progs
-TEST_PACKAGES := busybox-static python3 python3-venv uidmap user-mode-linux tinyproxy apache2-bin docker-registry skopeo postgresql libfaketime prometheus systemd
+TEST_PACKAGES := busybox-static python3 python3-venv uidmap user-mode-linux tinyproxy-bin apache2-bin docker-registry skopeo postgresql libfaketime prometheus systemd
 # Programs that the engine is compared with; podman and docker are measured where installed.
 BENCH_PACKAGES := busybox-static bubblewrap crun fio runc postgresql
 

@@ -31,6 +31,17 @@ fn output(command: &mut Command) -> String {
     text
 }
 
+/// The highest version of glibc among a program's symbols.
+fn glibc_of(program: &Path) -> String {
+    let symbols = output(Command::new("objdump").arg("-T").arg(program));
+    let parts = symbols.split(['(', ')', ' ']).filter_map(|part| part.strip_prefix("GLIBC_"));
+    let number = |version: &str| -> Option<Vec<u32>> {
+        version.split('.').map(|part| part.parse().ok()).collect()
+    };
+    let highest = parts.filter_map(|part| Some((number(part)?, part))).max();
+    highest.expect("the program is linked with glibc").1.to_owned()
+}
+
 fn ok(ran: Ran) -> String {
     assert_eq!(ran.code, 0, "{ran:?}");
     ran.stdout.trim().to_owned()
@@ -70,6 +81,12 @@ async fn packages_are_reproducible_and_install_in_fresh_debian() {
     let sums = packages(&out);
     assert_eq!(sums.lines().count(), 2, "{sums}");
     assert_eq!(packages(&folder.path().join("again")), sums);
+    let deb =
+        sums.lines().find_map(|line| line.split_whitespace().find(|name| name.ends_with(".deb")));
+    let depends =
+        output(Command::new("dpkg-deb").arg("-f").arg(out.join(deb.unwrap())).arg("Depends"));
+    let needed = glibc_of(&binary("harvest"));
+    assert!(depends.contains(&format!("libc6 (>= {needed}),")), "{depends} for {needed}");
 
     let recipe = folder.path().join("bare-debian.toml");
     fs::write(&recipe, BARE).unwrap();
