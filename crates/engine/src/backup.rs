@@ -77,7 +77,7 @@ impl<'a> DiskBackup<'a> {
     pub fn read_snapshots(&mut self) -> Result<(), EngineError> {
         let folder = self.disk.home.snapshots();
         for (path, mut record) in records::read_records::<SnapshotRecord>(&folder)? {
-            // What this boot can read is complete; the copy is synced when it is loaded.
+            // Captures of this boot are complete on the disk or in memory; `load` syncs the copy.
             record.snapshot.durable |= record.boot == boot_id();
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             self.records.insert(name, record);

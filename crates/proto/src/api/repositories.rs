@@ -405,7 +405,7 @@ pub struct VerifyRepository {
 word_enum!(
     /// Status of a verification.
     VerificationStatus, "verification status" {
-        /// It waits for its turn.
+        /// The check waits for a slot.
         Queued = "queued",
         /// The check runs.
         Running = "running",

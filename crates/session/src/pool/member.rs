@@ -128,7 +128,7 @@ impl Work {
         let Some(prepared) = self.stop.run_until_cancelled(prepared).await else { return Ok(()) };
         let events = prepared.map_err(|_| MemberError::TimedOut { limit })??;
         self.freeze().await;
-        // From here on it idles, until a session that takes it is counted for.
+        // The sandbox idles from here on; the session that takes it is charged from then on.
         meter.read_one(sandbox).await?;
         if !self.pool.store.pool_ready(self.pool.lease, session, &warnings).await? {
             return Ok(());

@@ -28,7 +28,7 @@ use crate::{
 // A database that does not answer may come back.
 pub(super) const STORE_RETRY: Duration = Duration::from_secs(2);
 
-// How programs in a sandbox say it.
+// The message of programs in a sandbox on a full disk.
 const DISK_FULL: &str = "No space left on device";
 
 /// The network policy of builds.
@@ -165,7 +165,7 @@ async fn build_and_publish(
         }
         Err(error) => {
             let message = error_chain(&error);
-            // It may be published all the same.
+            // A build with an unknown outcome may be published.
             if !matches!(error, StoreError::Unknown { .. }) {
                 end_failed(shared, &repository.name, snapshot, (&message, &report.log())).await;
             }
