@@ -35,7 +35,7 @@ const MAX_NAME_CHARS: usize = 100;
 // Named snapshots are pinned, so no retention rule limits them.
 const MAX_PINNED: usize = 100;
 
-// Retention removes the others, but only every few minutes.
+// Retention removes the others, but only every few minutes; at this number it runs at once.
 const MAX_REQUESTED: usize = 200;
 
 /// What a session is restored to.
@@ -88,39 +88,33 @@ impl Sessions {
                 "`harvest snapshot unpin SESSION@TURN` leaves one to the retention rules",
             ));
         }
-        if all.iter().filter(|one| one.kind == SnapshotKind::Request).count() >= MAX_REQUESTED {
-            return Err(SessionError::conflict(
-                "too_many_snapshots",
-                format!("the session has {MAX_REQUESTED} requested snapshots already"),
-                "retention removes the oldest within minutes: try again",
-            ));
+        if create.name.is_none() && is_full(&all) {
+            self.shared.retention.enforce_for(session).await?;
+            if is_full(&self.shared.store.snapshot_list(session).await?) {
+                return Err(SessionError::conflict(
+                    "too_many_snapshots",
+                    format!("the session has {MAX_REQUESTED} requested snapshots already"),
+                    "lower the setting `retention.snapshots_per_session`, which keeps them",
+                ));
+            }
         }
         let handle = self.handle(session).await?;
         // A frozen sandbox is thawed.
         let _busy = handle.busy();
         let state = self.not_found_if_deleted(session, settled(&handle).await).await?;
-        let (id, mut writes) = match &state.sandbox {
-            SandboxState::Ready { sandbox, .. } => {
+        match disk(session, &state)? {
+            Disk::Running(sandbox) => {
                 ready_bridge(&handle).await.ok_or_else(|| not_ready(session))?;
                 let id = SnapshotId::random();
                 let _pending = self.shared.pending_snapshots.add(&id);
                 let writes = self.capture(sandbox, &id).await?;
-                return self.record(session, id, writes, create).await;
+                self.record(session, id, writes, create).await
             }
-            SandboxState::SaveUnknown { detail, .. } => return Err(save_unknown(detail)),
-            _ => match state.latest_snapshot {
-                Some(latest) => (latest, Vec::new()),
-                None => {
-                    return Err(SessionError::conflict(
-                        "nothing_to_save",
-                        "the session's sandbox holds no work yet",
-                        "`harvest send SESSION PROMPT` gives it work",
-                    ));
-                }
-            },
-        };
-        writes.extend(self.created_write(&id.to_string()));
-        self.record(session, id, writes, create).await
+            Disk::Saved(latest) => {
+                let writes = self.created_write(&latest.to_string()).into_iter().collect();
+                self.record(session, latest.clone(), writes, create).await
+            }
+        }
     }
 
     /// Captures the disk of a running sandbox; returns what is to be stored with it.
@@ -234,6 +228,39 @@ impl Sessions {
     }
 }
 
+/// Whether the session has as many requested snapshots without a pin as it may have.
+fn is_full(snapshots: &[Snapshot]) -> bool {
+    let counts = |one: &&Snapshot| one.kind == SnapshotKind::Request && !one.pinned;
+    snapshots.iter().filter(counts).count() >= MAX_REQUESTED
+}
+
+/// The disk that a requested snapshot saves.
+#[derive(Debug, PartialEq, Eq)]
+enum Disk<'a> {
+    Running(&'a SandboxId),
+    /// The session has no sandbox: its newest snapshot is its disk.
+    Saved(&'a SnapshotId),
+}
+
+/// The disk of a session. None while its sandbox starts or is being saved: the newest snapshot is
+/// an old one then.
+fn disk<'a>(session: &SessionId, state: &'a State) -> Result<Disk<'a>, SessionError> {
+    match &state.sandbox {
+        SandboxState::Ready { sandbox, .. } => Ok(Disk::Running(sandbox)),
+        SandboxState::SaveUnknown { detail, .. } => Err(save_unknown(detail)),
+        SandboxState::Absent => state.latest_snapshot.as_ref().map(Disk::Saved).ok_or_else(|| {
+            SessionError::conflict(
+                "nothing_to_save",
+                "the session's sandbox holds no work yet",
+                "`harvest send SESSION PROMPT` gives it work",
+            )
+        }),
+        SandboxState::Starting { .. }
+        | SandboxState::Booting { .. }
+        | SandboxState::Stopping { .. } => Err(not_ready(session)),
+    }
+}
+
 /// The state once the session's sandbox has started or stopped.
 async fn settled(handle: &DriverHandle) -> Result<State, SessionError> {
     let is_settled = |state: &State| {
@@ -262,7 +289,31 @@ fn check_name(name: &str) -> Result<(), SessionError> {
 
 #[cfg(test)]
 mod tests {
+    use harvest_proto::Timestamp;
+
     use super::*;
+    use crate::decide::{DiskOnStop, StopReason};
+
+    #[test]
+    fn only_a_session_without_sandbox_reuses_its_snapshot() {
+        let (session, sandbox, latest) =
+            (SessionId::random(), SandboxId::random(), SnapshotId::random());
+        let mut state = State::new(Some(latest.clone()), true);
+        assert_eq!(disk(&session, &state).unwrap(), Disk::Saved(&latest));
+        for unsettled in [
+            SandboxState::Starting { sandbox: sandbox.clone(), since: Timestamp::from_millis(0) },
+            SandboxState::Stopping {
+                sandbox: sandbox.clone(),
+                disk: DiskOnStop::Discard,
+                reason: StopReason::Lost("gone".to_owned()),
+            },
+        ] {
+            state.sandbox = unsettled;
+            assert_eq!(disk(&session, &state).unwrap_err().code(), "not_ready");
+        }
+        state = State::new(None, false);
+        assert_eq!(disk(&session, &state).unwrap_err().code(), "nothing_to_save");
+    }
 
     #[test]
     fn snapshot_name_is_one_short_line() {

@@ -1,6 +1,9 @@
 //! Snapshots that users take of their sessions.
 
-use harvest_proto::api::{CreateSnapshot, Snapshot};
+use harvest_proto::{
+    Hint,
+    api::{CreateSnapshot, Snapshot},
+};
 
 use super::*;
 
@@ -89,4 +92,32 @@ async fn failed_capture_leaves_no_snapshot() {
     assert!(take(&sessions, &id, Some("never")).await.is_err());
     assert_eq!(sessions.snapshots(&id).await.unwrap(), before);
     assert_eq!(sessions.get(&id).await.unwrap().state, SessionState::Idle);
+}
+
+#[tokio::test]
+async fn full_session_drops_its_oldest_requested_snapshots() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let id = harness.session(&sessions, Some("hello")).await.id;
+    until_state(&sessions, &id, SessionState::Idle).await;
+    for _ in 0..201 {
+        take(&sessions, &id, None).await.unwrap();
+    }
+    assert!(sessions.snapshots(&id).await.unwrap().len() <= 101, "retention came first");
+}
+
+#[tokio::test]
+async fn refused_snapshot_names_the_setting_that_keeps_all() {
+    let mut harness = Harness::new().await;
+    harness.config.retention.snapshots_per_session = 1000;
+    let sessions = harness.serve().await;
+    let id = harness.session(&sessions, Some("hello")).await.id;
+    until_state(&sessions, &id, SessionState::Idle).await;
+    for _ in 0..200 {
+        take(&sessions, &id, None).await.unwrap();
+    }
+    let refused = take(&sessions, &id, None).await.unwrap_err();
+    assert_eq!(refused.code(), "too_many_snapshots");
+    assert!(refused.hint().unwrap().contains("retention.snapshots_per_session"));
+    assert!(take(&sessions, &id, Some("pinned")).await.is_ok(), "a name has a limit of its own");
 }
