@@ -3,6 +3,7 @@
 
 use std::{
     collections::HashMap,
+    net::SocketAddr,
     sync::{Mutex, PoisonError},
 };
 
@@ -37,6 +38,10 @@ impl<S: Send + Sync> FromRequestParts<S> for Authenticated {
         parts.extensions.get::<Self>().cloned().ok_or_else(|| unauthorized("no token was checked"))
     }
 }
+
+/// The outcome of [`identify`] for a request whose token was checked before it was routed.
+#[derive(Debug, Clone)]
+pub(crate) struct Identified(pub(crate) Result<Token, ApiError>);
 
 /// Cancelled when the server shuts down or the request's token is revoked. For WebSockets, which
 /// outlive their response.
@@ -100,15 +105,10 @@ pub(crate) async fn require_token(
     next: Next,
 ) -> Result<Response, ApiError> {
     let (path, peer) = (RoutePath::of(&request), rate_limit::peer(&request));
-    // A request without a valid token counts against its address.
-    let reject = |detail| state.rate_limits.anonymous(peer).err().unwrap_or(unauthorized(detail));
-    let Some(value) = bearer(request.headers()) else {
-        return Err(reject("no bearer token was sent"));
+    let token = match request.extensions_mut().remove::<Identified>() {
+        Some(Identified(checked)) => checked?,
+        None => identify(&state, request.headers(), peer).await?,
     };
-    let Some(token) = state.accounts.token_check(value).await? else {
-        return Err(reject("the bearer token is unknown or revoked"));
-    };
-    state.rate_limits.token(&token.name)?;
     authorization::check(&state, &token, access, &path).await?;
     let (revoked, closing) = state.revocations.cancellations(&token);
     request.extensions_mut().insert(closing);
@@ -116,6 +116,24 @@ pub(crate) async fn require_token(
     let mut response = close_when_revoked(revoked, next.run(request).await);
     response.extensions_mut().insert(TokenAccepted);
     Ok(response)
+}
+
+/// The token of a request, which counts against the token's rate limit; a request without a valid
+/// one counts against its address.
+pub(crate) async fn identify(
+    state: &ServerState,
+    headers: &HeaderMap,
+    peer: Option<SocketAddr>,
+) -> Result<Token, ApiError> {
+    let reject = |detail| state.rate_limits.anonymous(peer).err().unwrap_or(unauthorized(detail));
+    let Some(value) = bearer(headers) else {
+        return Err(reject("no bearer token was sent"));
+    };
+    let Some(token) = state.accounts.token_check(value).await? else {
+        return Err(reject("the bearer token is unknown or revoked"));
+    };
+    state.rate_limits.token(&token.name)?;
+    Ok(token)
 }
 
 /// Closes a response of unknown length, which may be a stream, when its token is revoked.

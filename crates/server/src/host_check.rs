@@ -25,7 +25,8 @@ pub(crate) async fn require_host(
     Ok(next.run(request).await)
 }
 
-fn check(hosts: &AllowedHosts, headers: &HeaderMap) -> Result<(), ApiError> {
+/// Whether a request names this server, and comes from a page that may use it.
+pub(crate) fn check(hosts: &AllowedHosts, headers: &HeaderMap) -> Result<(), ApiError> {
     let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or(""));
     let host = text(header::HOST).unwrap_or("");
     if !hosts.allow_host(host) {

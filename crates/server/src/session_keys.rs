@@ -8,53 +8,59 @@ use axum::{
     middleware::Next,
     response::Response,
 };
-use harvest_proto::SessionId;
-use harvest_session::{SessionError, SessionKey, error_chain};
+use harvest_proto::{SessionId, api::Token};
+use harvest_session::SessionKey;
 
-use crate::{ServerState, auth};
+use crate::{
+    ServerState,
+    auth::{self, Identified},
+    host_check,
+    problem::ApiError,
+    rate_limit,
+};
 
 const PREFIX: &str = "/v1/sessions/";
 
-/// Replaces the key of a session in the path by its id. A request without a valid token, or with a
-/// key that its user has not given, stays as it is: its route refuses it.
+/// Replaces the key of a session in the path by its id. A key that the token's user has not given
+/// stays: its route refuses it. The token is checked once, and its rate limit applies before the
+/// key is looked up; the outcome goes with the request to `auth::require_token`.
 pub(crate) async fn resolve(
     State(state): State<ServerState>,
     mut request: Request,
     next: Next,
 ) -> Response {
-    if let Some(key) = key_in(request.uri().path()) {
-        // The body is not `Sync`, so no reference to the request is held across an await.
-        let token = auth::bearer(request.headers()).map(str::to_owned);
-        match find(&state, token, key).await {
-            Ok(Some(session)) => {
-                if let Some(uri) = with_id(request.uri(), &session) {
-                    *request.uri_mut() = uri;
-                }
-            }
-            Ok(None) => {}
-            Err(error) => {
-                tracing::warn!(error = error_chain(&error), "cannot look up the key of a session");
-            }
+    let allowed = host_check::check(&state.hosts, request.headers()).is_ok();
+    if let Some(key) = key_in(request.uri().path()).filter(|_| allowed) {
+        let peer = rate_limit::peer(&request);
+        let checked = match auth::identify(&state, request.headers(), peer).await {
+            Ok(token) => find(&state, token, key).await,
+            Err(refused) => Err(refused),
+        };
+        let found = checked.as_ref().ok().and_then(|(_, session)| session.as_ref());
+        if let Some(uri) = found.and_then(|session| with_id(request.uri(), session)) {
+            *request.uri_mut() = uri;
         }
+        request.extensions_mut().insert(Identified(checked.map(|(token, _)| token)));
     }
     next.run(request).await
 }
 
 async fn find(
     state: &ServerState,
-    token: Option<String>,
+    token: Token,
     text: String,
-) -> Result<Option<SessionId>, SessionError> {
-    let Some(value) = token else { return Ok(None) };
-    let Some(token) = state.accounts.token_check(&value).await? else { return Ok(None) };
-    state.sessions.by_key(&SessionKey { owner: token.user.email, text }).await
+) -> Result<(Token, Option<SessionId>), ApiError> {
+    let key = SessionKey { owner: token.user.email.clone(), text };
+    let session = state.sessions.by_key(&key).await?;
+    Ok((token, session))
 }
 
-/// The key in a path; `None` for an id, and for paths that have none.
+/// The key in a path; `None` for an id, for the route `counts`, and for paths that have none.
 fn key_in(path: &str) -> Option<String> {
     let segment = path.strip_prefix(PREFIX)?.split('/').next()?;
     let key = decode(segment)?;
-    (!key.is_empty() && key.parse::<SessionId>().is_err()).then_some(key)
+    let is_key = !key.is_empty() && key != "counts" && key.parse::<SessionId>().is_err();
+    is_key.then_some(key)
 }
 
 fn with_id(uri: &Uri, session: &SessionId) -> Option<Uri> {
@@ -110,6 +116,7 @@ mod tests {
             "/v1/sessions/ses_0123456789ab/prompts",
             "/v1/sessions/%73es_0123456789ab",
             "/v1/sessions/%ff",
+            "/v1/sessions/counts",
             "/v1/sandboxes/task-42",
         ] {
             assert_eq!(key(none), None, "{none}");

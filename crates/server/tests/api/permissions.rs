@@ -1,5 +1,6 @@
 //! Tokens and roles over the API.
 
+use harvest_server::Limits;
 use serde_json::{Value, json};
 
 use crate::{
@@ -421,6 +422,29 @@ async fn session_key_is_an_id_for_its_creator() {
         let reserved = json!({"repository": "calc", "key": key});
         problem(&send(&server, &bob, "POST", "/v1/sessions", reserved).await, 422, "invalid_key");
     }
+}
+
+#[tokio::test]
+async fn request_with_key_counts_once() {
+    let limits = Limits { requests_per_second: 1, ..Limits::default() };
+    let server = TestServer::start_with(limits).await;
+    let path = "/v1/sessions/unknown";
+    // The burst is four requests.
+    for _ in 0..4 {
+        problem(&server.request("GET", path, &[], "").await, 404, "not_found");
+    }
+    while server.request("GET", path, &[], "").await.status != 429 {}
+}
+
+#[tokio::test]
+async fn failed_lookup_of_key_fails_its_request() {
+    let server = TestServer::start().await;
+    server.break_sessions().await;
+    let failed = server.request("GET", "/v1/sessions/task-42", &[], "").await;
+    assert_eq!(failed.status, 500, "{failed:?}");
+    let other = [("host", "evil.example.net")];
+    let refused = server.request("GET", "/v1/sessions/task-42", &other, "").await;
+    problem(&refused, 421, "host_not_allowed");
 }
 
 #[tokio::test]

@@ -14,6 +14,7 @@ use harvest_providers::{Fake, fake::FakeOp};
 use harvest_server::{Limits, ServerState};
 use harvest_session::{Claim, Config, Dependencies, ServerParts, Sessions, Store};
 use serde_json::{Value, json};
+use sqlx::Connection;
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     net::{TcpListener, TcpStream},
@@ -119,7 +120,7 @@ pub(crate) struct TestServer {
     pub(crate) sessions: Sessions,
     shutdown: CancellationToken,
     task: JoinHandle<std::io::Result<()>>,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 impl TestServer {
@@ -149,15 +150,16 @@ impl TestServer {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let task = tokio::spawn(harvest_server::serve(listener, state));
-        Self {
-            address,
-            token: token.expose().clone(),
-            fake,
-            sessions,
-            shutdown,
-            task,
-            _folder: folder,
-        }
+        Self { address, token: token.expose().clone(), fake, sessions, shutdown, task, folder }
+    }
+
+    /// Makes every read of sessions fail.
+    pub(crate) async fn break_sessions(&self) {
+        let database = self.folder.path().join("harvest.db");
+        let options = sqlx::sqlite::SqliteConnectOptions::new().filename(database);
+        let mut connection = sqlx::SqliteConnection::connect_with(&options).await.unwrap();
+        let rename = sqlx::query("ALTER TABLE sessions RENAME TO lost_sessions");
+        rename.execute(&mut connection).await.unwrap();
     }
 
     /// Returns when the last response is sent.
