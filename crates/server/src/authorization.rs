@@ -69,8 +69,7 @@ pub(crate) async fn check(
 async fn owner(state: &ServerState, token: &Token, path: &RoutePath) -> Result<Owner, ApiError> {
     if let Some(sandbox) = path.parameter("{sandbox}") {
         let Ok(sandbox) = sandbox.parse::<SandboxId>() else { return Err(no_sandbox()) };
-        let made_by = state.sandboxes.made_by(&sandbox).await?;
-        let own = made_by.is_some_and(|email| email.eq_ignore_ascii_case(&token.user.email));
+        let own = state.sandboxes.is_of_member(&sandbox, &token.user.email).await?;
         return Ok(if own { Owner::Requester } else { Owner::Other });
     }
     let owner = if let Some(session) = path.parameter("{session}") {

@@ -23,6 +23,8 @@ mod fuse;
 mod harness;
 #[path = "sessions/idle_and_slots.rs"]
 mod idle_and_slots;
+#[path = "sessions/member_sandboxes.rs"]
+mod member_sandboxes;
 #[path = "sessions/network_rules.rs"]
 mod network_rules;
 #[path = "sessions/other_agents.rs"]

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use harvest_proto::{
     AgentName, SandboxId, SnapshotId, Timestamp,
-    api::{Sandbox, SandboxList, SandboxStatus},
+    api::{Sandbox, SandboxList, SandboxStatus, VolumeMount},
     event::SnapshotKind,
 };
 use harvest_session::{
@@ -17,6 +17,8 @@ use harvest_session::{
 };
 
 use super::{Fake, FakeOp, POWER_CUT, connection, sandbox::FakeSandbox};
+
+const STATE_VOLUME: &str = "state";
 
 /// The door of a fake sandbox, which never opens a connection.
 struct ClosedDoor;
@@ -43,7 +45,9 @@ impl SandboxProvider for Fake {
             let what = format!("{} already exists", spec.id);
             return Err(SandboxError::conflict("exists", what, "choose another id"));
         }
-        if let Some(mount) = spec.volumes.iter().find(|mount| !inner.host.has_volume(&mount.name)) {
+        // The copy of a sandbox names the state volume, which every machine has.
+        let exists = |name: &str| name == STATE_VOLUME || inner.host.has_volume(name);
+        if let Some(mount) = spec.volumes.iter().find(|mount| !exists(&mount.name)) {
             return Err(SandboxError::Missing(MissingObject::Volume(mount.name.clone())));
         }
         let files = match &spec.from {
@@ -221,13 +225,23 @@ fn describe(spec: &SandboxSpec, fake_sandbox: &FakeSandbox, place: usize) -> San
         network: spec.network,
         door: spec.door.clone(),
         limits: spec.limits,
-        volumes: spec.volumes.clone(),
+        volumes: volumes(spec),
         env: spec.env.clone(),
         user: "root".to_owned(),
         workdir: "/".to_owned(),
         layers: vec!["lay_fake".to_owned()],
         created_at: Timestamp::from_millis(i64::try_from(place).unwrap_or(i64::MAX)),
     }
+}
+
+/// The volumes of a sandbox, of which `/mnt/state` is one.
+fn volumes(spec: &SandboxSpec) -> Vec<VolumeMount> {
+    let state = spec.state.as_ref().map(|_| VolumeMount {
+        name: STATE_VOLUME.to_owned(),
+        inside: "/mnt/state".to_owned(),
+        read_only: false,
+    });
+    spec.volumes.iter().cloned().chain(state).collect()
 }
 
 #[async_trait]

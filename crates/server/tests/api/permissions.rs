@@ -283,7 +283,6 @@ async fn sandbox_verbs_are_for_their_owner_and_admins() {
         ("GET", "/files?path=/note", json!(null)),
         ("HEAD", "/files?path=/note", json!(null)),
         ("DELETE", "/files?path=/note", json!(null)),
-        ("POST", "/fork", json!({"count": 1})),
         ("POST", "/stop", json!(null)),
         ("POST", "/start", json!(null)),
         ("DELETE", "", json!(null)),
@@ -348,6 +347,7 @@ async fn shared_disks_stay_with_admins() {
     let id = made["sandbox_id"].as_str().unwrap();
     for (method, path) in [
         ("POST", format!("/v1/sandboxes/{id}/snapshot")),
+        ("POST", format!("/v1/sandboxes/{id}/fork")),
         ("POST", format!("/v1/sandboxes/{id}/restore")),
         ("GET", "/v1/volumes".to_owned()),
         ("POST", "/v1/volumes".to_owned()),
@@ -375,6 +375,37 @@ async fn shared_disks_stay_with_admins() {
     let allowed = json!({"argv": ["echo", "hi"], "sandbox": {"image": "tiny"}});
     let lines = send(&server, &bob, "POST", "/v1/exec", allowed).await.lines();
     assert_eq!(lines.last().unwrap()["type"], "exited");
+}
+
+#[tokio::test]
+async fn admins_shared_sandbox_refuses_own_member_token() {
+    let server = TestServer::start().await;
+    let made = server.post("/v1/tokens", &[], json!({"name": "agent", "role": "member"})).await;
+    assert_eq!(made.json()["user"]["email"], "ada@example.org", "{made:?}");
+    let agent = made.json()["value"].as_str().unwrap().to_owned();
+    let volume = json!({"name": "data", "inside": "/data"});
+    assert_eq!(server.post("/v1/volumes", &[], json!({"name": "data"})).await.status, 201);
+    for shared in [
+        json!({"image": "tiny", "state": false, "network": "host"}),
+        json!({"image": "tiny", "state": false, "volumes": [volume]}),
+        json!({"image": "tiny", "state": true}),
+    ] {
+        let made = server.post("/v1/sandboxes", &[], shared.clone()).await;
+        assert_eq!(made.status, 201, "{made:?}");
+        let path = format!("/v1/sandboxes/{}", made.json()["sandbox_id"].as_str().unwrap());
+        let command = json!({"argv": ["true"]});
+        for (method, rest) in [("POST", "/exec"), ("POST", "/start"), ("GET", ""), ("DELETE", "")] {
+            let path = format!("{path}{rest}");
+            let refused = send(&server, &agent, method, &path, command.clone()).await;
+            problem(&refused, 403, "forbidden");
+        }
+        let seen = send(&server, &agent, "GET", "/v1/sandboxes", json!(null)).await.json();
+        assert_eq!(seen["items"], json!([]), "{shared}");
+    }
+    let plain = json!({"image": "tiny", "state": false});
+    let plain = server.post("/v1/sandboxes", &[], plain).await.json();
+    let path = format!("/v1/sandboxes/{}", plain["sandbox_id"].as_str().unwrap());
+    assert_eq!(send(&server, &agent, "GET", &path, json!(null)).await.status, 200);
 }
 
 #[tokio::test]

@@ -47,8 +47,7 @@ impl Sandboxes {
         let (id, made_by) = (SandboxId::random(), requester.user.clone());
         let owner = SandboxOwner::Process(std::process::id());
         let spec = SandboxSpec::standalone(id.clone(), owner, made_by, order)?;
-        let own = std::slice::from_ref(&id);
-        let claimant = self.claimant(requester, limits.as_ref(), own).await?;
+        let claimant = member_limits::claimant(requester, limits.as_ref())?;
         let slot = self.wait_for_slot(&id, claimant).await?;
         let door = spec.door.clone();
         let (guard, created, stream) = self.create_ephemeral(spec, slot).await?;

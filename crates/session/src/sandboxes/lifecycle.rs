@@ -77,7 +77,7 @@ impl Sandboxes {
         let limits = self.member_limits(requester).await?;
         let order = member_limits::applied(limits.as_ref(), order)?;
         let spec = SandboxSpec::standalone(id.clone(), SandboxOwner::Standalone, made_by, order)?;
-        let claimant = self.claimant(requester, limits.as_ref(), own).await?;
+        let claimant = member_limits::claimant(requester, limits.as_ref())?;
         let slots = self.wait_for_slots(own, claimant).await?;
         self.plan(requester, &[id.to_string()]).await?;
         let door = spec.door.clone();
@@ -111,7 +111,8 @@ impl Sandboxes {
     }
 
     /// Starts new sandboxes from the current disk of this one. Needs a slot for each of them, for
-    /// which it waits a while.
+    /// which it waits a while. For admins: a fork keeps the disk of its source below an empty
+    /// writable layer, so a chain of forks would exceed a member's limit of the disk.
     ///
     /// # Errors
     /// When too few slots become free or no fork can be started.
@@ -145,12 +146,7 @@ impl Sandboxes {
         let snapshot = requester.ids(1, SnapshotId::random).remove(0);
         let ids = requester.ids(usize::from(count), SandboxId::random);
         let existing = if requester.is_retry() { self.existing(&ids).await? } else { Vec::new() };
-        let limits = self.member_limits(requester).await?;
-        if limits.is_some() {
-            let source = self.provider.get(sandbox).await?;
-            member_limits::check_size(limits.as_ref(), &source.limits)?;
-        }
-        let claimant = self.claimant(requester, limits.as_ref(), &ids).await?;
+        let claimant = Claimant { user: requester.user.as_deref(), ..Claimant::default() };
         let slots = self.wait_for_slots(&ids, claimant).await?;
         let outcome = self.make_forks(requester, sandbox, &snapshot, ids, &existing).await;
         if requester.is_retry() {
@@ -293,10 +289,10 @@ impl Sandboxes {
         }
         let own = std::slice::from_ref(sandbox);
         let limits = self.member_limits(requester).await?;
-        member_limits::check_size(limits.as_ref(), &found.limits)?;
+        member_limits::check_existing(limits.as_ref(), &found.limits)?;
         let claimant = Claimant {
             user: found.made_by.as_deref(),
-            ..self.claimant(requester, limits.as_ref(), own).await?
+            ..member_limits::claimant(requester, limits.as_ref())?
         };
         let slots = self.wait_for_slots(own, claimant).await?;
         // A sandbox that died by itself left its door.
@@ -404,6 +400,7 @@ impl Sandboxes {
         self.provider.remove(sandbox).await?;
         self.close_door(sandbox).await;
         self.release(sandbox, slot);
+        self.admission.standalone_deleted();
         Ok(())
     }
 

@@ -28,37 +28,6 @@ impl Sandboxes {
         Ok(Some(effective(self.member_sandboxes, &given)))
     }
 
-    /// The requester as a claimant of slots for these sandboxes. A stopped sandbox takes a part of
-    /// the user's limit too: its disk stays.
-    pub(super) async fn claimant<'a>(
-        &self,
-        requester: &'a Requester,
-        limits: Option<&UserLimits>,
-        sandboxes: &[SandboxId],
-    ) -> Result<Claimant<'a>, SandboxError> {
-        let user = requester.user.as_deref();
-        let (Some(limits), Some(email)) = (limits, user) else {
-            return Ok(Claimant { user, ..Claimant::default() });
-        };
-        if limits.sandboxes == 0 {
-            return Err(not_allowed(
-                "sandboxes_not_allowed",
-                "standalone sandboxes are not allowed for this user",
-            ));
-        }
-        let mut stopped = 0;
-        for listed in self.provider.list().await? {
-            let own = listed.owner == SandboxOwner::Standalone
-                && listed.made_by.is_some_and(|made_by| made_by.eq_ignore_ascii_case(email));
-            let counts = self.admission.standalone_claim(&listed.id).is_some();
-            if own && !counts && !sandboxes.contains(&listed.id) {
-                stopped += 1;
-            }
-        }
-        let own_limit = usize::try_from(limits.sandboxes).unwrap_or(usize::MAX);
-        Ok(Claimant { user, own_limit: Some(own_limit), stopped })
-    }
-
     /// The sandboxes that a requester may see: a member only their own.
     ///
     /// # Errors
@@ -67,23 +36,22 @@ impl Sandboxes {
         let mut list = self.provider.get_all().await?;
         if requester.limited {
             let email = requester.user.as_deref().unwrap_or_default();
-            let is_own = |one: &Sandbox| {
-                one.owner != SandboxOwner::Session
-                    && one.made_by.as_ref().is_some_and(|by| by.eq_ignore_ascii_case(email))
-            };
-            list.items.retain(is_own);
+            list.items.retain(|one| is_members_own(one, email));
             list.damaged.clear();
         }
         Ok(list)
     }
 
-    /// The user who created a standalone sandbox; `None` for one of a session or without a server.
+    /// Whether a member with this address may use a sandbox.
     ///
     /// # Errors
     /// When there is no such sandbox.
-    pub async fn made_by(&self, sandbox: &SandboxId) -> Result<Option<String>, SandboxError> {
-        let found = self.provider.get(sandbox).await?;
-        Ok(found.made_by.filter(|_| found.owner != SandboxOwner::Session))
+    pub async fn is_of_member(
+        &self,
+        sandbox: &SandboxId,
+        email: &str,
+    ) -> Result<bool, SandboxError> {
+        Ok(is_members_own(&self.provider.get(sandbox).await?, email))
     }
 
     /// What this user may use with a member's token.
@@ -134,6 +102,21 @@ impl Sandboxes {
         let tokens = tokens.into_iter().map(|token| (token.user, Some(token.role)));
         Ok(merge(self.member_sandboxes, tokens.collect(), &given))
     }
+}
+
+/// The requester as a claimant of slots.
+pub(super) fn claimant<'a>(
+    requester: &'a Requester,
+    limits: Option<&UserLimits>,
+) -> Result<Claimant<'a>, SandboxError> {
+    if limits.is_some_and(|limits| limits.sandboxes == 0) {
+        return Err(not_allowed(
+            "sandboxes_not_allowed",
+            "standalone sandboxes are not allowed for this user",
+        ));
+    }
+    let own_limit = |limits: &UserLimits| usize::try_from(limits.sandboxes).unwrap_or(usize::MAX);
+    Ok(Claimant { user: requester.user.as_deref(), own_limit: limits.map(own_limit) })
 }
 
 fn not_read(error: StoreError) -> SandboxError {
@@ -217,6 +200,16 @@ fn check_change(email: &str, change: &SetUserLimits) -> Result<(), SandboxError>
     Ok(())
 }
 
+/// Whether a sandbox is a member's: a standalone one that this address created, without anything
+/// that is for admins. An admin may have created it: a member's token may have the same address.
+fn is_members_own(sandbox: &Sandbox, email: &str) -> bool {
+    sandbox.owner != SandboxOwner::Session
+        && sandbox.made_by.as_ref().is_some_and(|by| by.eq_ignore_ascii_case(email))
+        && sandbox.network != SandboxNetwork::Host
+        // `/mnt/state` is one of them.
+        && sandbox.volumes.is_empty()
+}
+
 /// A member's request with the member's limits; a request for more is refused.
 pub(super) fn applied(
     limits: Option<&UserLimits>,
@@ -275,6 +268,23 @@ pub(super) fn check_size(
         }
     }
     Ok(())
+}
+
+/// As [`check_size`] for a sandbox that exists: one without a limit is larger than any.
+pub(super) fn check_existing(
+    limits: Option<&UserLimits>,
+    size: &SandboxLimits,
+) -> Result<(), SandboxError> {
+    let Some(own) = limits else { return Ok(()) };
+    for (what, limit) in
+        [("limit of its disk", size.writable_bytes), ("end of its lifetime", size.lifetime_secs)]
+    {
+        if limit.is_none() {
+            let what = format!("the sandbox has no {what}, and this user's sandboxes have one");
+            return Err(not_allowed("over_limit", &what));
+        }
+    }
+    check_size(Some(own), size)
 }
 
 fn not_allowed(code: &'static str, what: &str) -> SandboxError {

@@ -6,8 +6,8 @@ use harvest_proto::{SandboxId, api::SandboxOwner};
 use tokio::time::{Instant, timeout_at};
 
 use super::{
-    Found, SandboxError, Sandboxes,
-    admission::{Admission, Claimant, SlotRefusal},
+    Found, ListedSandbox, SandboxError, Sandboxes,
+    admission::{Admission, Claimant, SlotRefusal, over_own_limit},
 };
 use crate::error_chain::error_chain;
 
@@ -36,10 +36,52 @@ impl Sandboxes {
         &self,
         ids: &[SandboxId],
         claimant: Claimant<'_>,
+        existing: &[SandboxId],
         preempt: bool,
     ) -> Result<Vec<SandboxSlot>, SlotRefusal> {
-        let number = self.admission.claim_standalone(ids, claimant, preempt)?;
+        let number = self.admission.claim_standalone(ids, claimant, existing, preempt)?;
         Ok(ids.iter().map(|id| self.slot(id, number)).collect())
+    }
+
+    /// Claims slots within the user's own limit, which counts stopped sandboxes too.
+    ///
+    /// The sandboxes are listed again after the claim: another of the user's requests may have
+    /// created and stopped one since the first list. It held its slot at that claim or exists by
+    /// now, so of two requests that pass the limit together the later one is refused.
+    async fn claim_within_own_limit(
+        &self,
+        ids: &[SandboxId],
+        claimant: Claimant<'_>,
+        preempt: bool,
+    ) -> Result<Result<Vec<SandboxSlot>, SlotRefusal>, SandboxError> {
+        let (Some(limit), Some(user)) = (claimant.own_limit, claimant.user) else {
+            return Ok(self.claim(ids, claimant, &[], preempt));
+        };
+        let existing = self.existing_of(user).await?;
+        let slots = match self.claim(ids, claimant, &existing, preempt) {
+            Ok(slots) => slots,
+            Err(refused) => return Ok(Err(refused)),
+        };
+        // In this order: a sandbox that loses its slot in between is in the list.
+        let with_slot = self.admission.standalone_of(user);
+        let existing = self.existing_of(user).await?;
+        Ok(match over_own_limit(limit, ids, &with_slot, &existing) {
+            None => Ok(slots),
+            Some(refused) => {
+                self.keep_slots(slots).await;
+                Err(refused)
+            }
+        })
+    }
+
+    /// The standalone sandboxes that a user has created and not deleted.
+    async fn existing_of(&self, user: &str) -> Result<Vec<SandboxId>, SandboxError> {
+        let own = |listed: &ListedSandbox| {
+            listed.owner == SandboxOwner::Standalone
+                && listed.made_by.as_ref().is_some_and(|by| by.eq_ignore_ascii_case(user))
+        };
+        let listed = self.provider.list().await?.into_iter();
+        Ok(listed.filter(own).map(|listed| listed.id).collect())
     }
 
     fn slot(&self, sandbox: &SandboxId, number: u64) -> SandboxSlot {
@@ -81,7 +123,7 @@ impl Sandboxes {
         loop {
             moved.borrow_and_update();
             let preempt = Instant::now() >= preempt_at;
-            let refused = match self.claim(ids, claimant, preempt) {
+            let refused = match self.claim_within_own_limit(ids, claimant, preempt).await? {
                 Ok(slots) => return Ok(slots),
                 Err(refused) => refused,
             };

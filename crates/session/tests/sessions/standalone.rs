@@ -1,6 +1,5 @@
 //! Standalone sandboxes next to sessions.
 
-use harvest_proto::api::SetUserLimits;
 use harvest_session::{
     Claim, Limits, Sandboxes,
     sandboxes::{Requester, SandboxError},
@@ -8,7 +7,7 @@ use harvest_session::{
 
 use super::{idle_and_slots::until_reason, *};
 
-async fn limited(sandboxes: usize, sandboxes_per_user: Option<usize>) -> Harness {
+pub(super) async fn limited(sandboxes: usize, sandboxes_per_user: Option<usize>) -> Harness {
     let mut harness = Harness::new().await;
     harness.config.limits =
         Limits { sandboxes, sandboxes_per_user, checks: 1, ..Limits::default() };
@@ -20,16 +19,16 @@ fn by(user: &str) -> Requester {
 }
 
 /// Without a slot, a request is refused at once.
-async fn serve(harness: &Harness) -> (Sessions, Sandboxes) {
+pub(super) async fn serve(harness: &Harness) -> (Sessions, Sandboxes) {
     let parts = harness.serve_parts(harness.lease().await).await;
     (parts.sessions, parts.sandboxes.with_slot_timeout(Duration::ZERO))
 }
 
-async fn create(sandboxes: &Sandboxes, user: &str) -> Result<SandboxId, SandboxError> {
+pub(super) async fn create(sandboxes: &Sandboxes, user: &str) -> Result<SandboxId, SandboxError> {
     Ok(sandboxes.create(&by(user), CreateSandbox::default()).await?.created.sandbox_id)
 }
 
-fn code<T>(answer: Result<T, SandboxError>) -> &'static str {
+pub(super) fn code<T>(answer: Result<T, SandboxError>) -> &'static str {
     answer.err().map_or("no error", |error| error.code())
 }
 
@@ -294,78 +293,4 @@ async fn refused_commands_leave_no_one_shot_sandbox() {
         assert!(sandboxes.exec_once(&by("a"), invalid, None).await.is_err());
     }
     assert_eq!(harness.fake.created().len(), 3, "an invalid command starts no sandbox");
-}
-
-/// A member's request.
-fn member(user: &str) -> Requester {
-    Requester { user: Some(user.to_owned()), limited: true, ..Requester::default() }
-}
-
-async fn create_as(sandboxes: &Sandboxes, user: &str) -> Result<SandboxId, SandboxError> {
-    let created = sandboxes.create(&member(user), CreateSandbox::default()).await?;
-    Ok(created.created.sandbox_id)
-}
-
-#[tokio::test]
-async fn stopped_sandboxes_count_against_members_limit() {
-    let harness = limited(9, None).await;
-    let (_sessions, sandboxes) = serve(&harness).await;
-    let first = create_as(&sandboxes, "bob@example.org").await.unwrap();
-    let second = create_as(&sandboxes, "Bob@Example.org").await.unwrap();
-    assert_eq!(code(create_as(&sandboxes, "bob@example.org").await), "limit_user");
-    sandboxes.stop(&first).await.unwrap();
-    let refused = create_as(&sandboxes, "bob@example.org").await.unwrap_err();
-    assert_eq!(refused.to_string(), "sandbox limit of this user reached: 2");
-    assert_eq!(code(sandboxes.fork(&member("bob@example.org"), &second, 1).await), "limit_user");
-    let once = ExecRequest { argv: vec!["true".into()], ..ExecRequest::default() };
-    let refused = sandboxes.exec_once(&member("bob@example.org"), once, None).await;
-    assert_eq!(code(refused), "limit_user");
-    assert!(sandboxes.start(&member("bob@example.org"), &first).await.is_ok(), "it is counted");
-    assert!(create_as(&sandboxes, "eve@example.org").await.is_ok(), "only for one user");
-    assert!(create(&sandboxes, "bob@example.org").await.is_ok(), "admins have no such limit");
-    sandboxes.delete(&second, false).await.unwrap();
-    assert_eq!(code(create_as(&sandboxes, "bob@example.org").await), "limit_user", "the admin's");
-}
-
-#[tokio::test]
-async fn commands_of_member_wait_for_their_own_limit() {
-    let harness = limited(9, None).await;
-    let (_sessions, sandboxes) = serve(&harness).await;
-    let sandboxes = sandboxes.with_slot_timeout(Duration::from_secs(3600));
-    let commands = (0..6).map(|_| async {
-        let argv = vec!["echo".into(), "hi".into()];
-        let once = ExecRequest { argv, ..ExecRequest::default() };
-        let lines = sandboxes.exec_once(&member("bob@example.org"), once, None).await.unwrap();
-        lines.collect::<Vec<_>>().await
-    });
-    for lines in futures_util::future::join_all(commands).await {
-        assert!(matches!(lines.last(), Some(ExecLine::Exited { .. })), "{lines:?}");
-    }
-}
-
-#[tokio::test]
-async fn limits_of_one_member_are_set_and_reset() {
-    let harness = limited(9, None).await;
-    let (_sessions, sandboxes) = serve(&harness).await;
-    let set = async |sandboxes_at_once| {
-        let sandboxes_at_once = Some(sandboxes_at_once);
-        let change = SetUserLimits { sandboxes: sandboxes_at_once, ..SetUserLimits::default() };
-        sandboxes.user_limits_set("bob@example.org", change).await.unwrap()
-    };
-    let none = set(Some(0)).await;
-    assert_eq!(none.sandboxes, 0);
-    let refused = create_as(&sandboxes, "bob@example.org").await;
-    assert_eq!(code(refused), "sandboxes_not_allowed");
-    assert_eq!(set(None).await.sandboxes, 2);
-    let sandbox = create_as(&sandboxes, "bob@example.org").await.unwrap();
-    let created = harness.fake.created();
-    let limits = created.iter().find(|spec| spec.id == sandbox).unwrap().limits;
-    assert_eq!(limits.memory_bytes, Some(none.memory_bytes));
-    // A smaller limit holds from the next start on.
-    sandboxes.stop(&sandbox).await.unwrap();
-    let memory_bytes = Some(Some(1 << 20));
-    let change = SetUserLimits { memory_bytes, ..SetUserLimits::default() };
-    sandboxes.user_limits_set("bob@example.org", change).await.unwrap();
-    let started = sandboxes.start(&member("bob@example.org"), &sandbox).await;
-    assert_eq!(code(started), "over_limit");
 }

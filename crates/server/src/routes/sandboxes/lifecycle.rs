@@ -38,9 +38,9 @@ pub(super) fn routes() -> Routes<SandboxState> {
         exec_once: Create.cancellable(),
         sandbox_stop: Change,
         sandbox_start: Change,
-        // Snapshots stay on the disk and count against no limit.
+        // Snapshots stay on the disk and count against no limit; a fork has more than one disk.
         sandbox_snapshot: Administer.idempotent(Repeat::Planned),
-        sandbox_fork: Change.idempotent(Repeat::Planned),
+        sandbox_fork: Administer.idempotent(Repeat::Planned),
         sandbox_restore: Administer.idempotent(Repeat::Planned),
     ]
 }

@@ -20,7 +20,7 @@ use crate::decide::{SandboxState, SlotClaim, State};
 pub use policy::Limits;
 pub(crate) use policy::Notice;
 use policy::{SlotPolicy, SlotState};
-pub(crate) use standalone::SlotRefusal;
+pub(crate) use standalone::{SlotRefusal, over_own_limit};
 
 pub(crate) struct Admission {
     state: Mutex<AdmissionState>,
@@ -46,8 +46,6 @@ pub(crate) struct Claimant<'a> {
     pub(crate) user: Option<&'a str>,
     /// The most standalone sandboxes that this user may have; no such limit when absent.
     pub(crate) own_limit: Option<usize>,
-    /// Stopped sandboxes of the user, which have no slot and count against the own limit.
-    pub(crate) stopped: usize,
 }
 
 impl Admission {
@@ -117,17 +115,22 @@ impl Admission {
     }
 
     /// Claims slots for all of these standalone sandboxes or for none; returns the number of the
-    /// claim. With `request_release`, idle sessions are asked for their slots if that would help.
+    /// claim. `existing` are the user's sandboxes, which count against the own limit without a slot
+    /// too. With `request_release`, idle sessions are asked for their slots if that would help.
     pub(crate) fn claim_standalone(
         &self,
         sandboxes: &[SandboxId],
         claimant: Claimant<'_>,
+        existing: &[SandboxId],
         request_release: bool,
     ) -> Result<u64, SlotRefusal> {
         let mut claimed = Err(SlotRefusal::CLOSED);
         self.update(|policy| {
             let user = claimant.user.map(user_key);
-            if let Some(refusal) = policy.own_limit_reached(sandboxes, user.as_deref(), claimant) {
+            let over = claimant.own_limit.and_then(|limit| {
+                policy.own_limit_reached(sandboxes, user.as_deref(), limit, existing)
+            });
+            if let Some(refusal) = over {
                 claimed = Err(refusal);
                 return Vec::new();
             }
@@ -151,6 +154,17 @@ impl Admission {
     /// The number of a standalone sandbox's claim.
     pub(crate) fn standalone_claim(&self, sandbox: &SandboxId) -> Option<u64> {
         self.state().policy.standalone_claim(sandbox)
+    }
+
+    /// The standalone sandboxes of a user that have a slot.
+    pub(crate) fn standalone_of(&self, user: &str) -> Vec<SandboxId> {
+        let user = user_key(user);
+        self.state().policy.standalone_of(Some(&user)).cloned().collect()
+    }
+
+    /// Wakes the claims that wait: a sandbox without a slot was deleted.
+    pub(crate) fn standalone_deleted(&self) {
+        self.changes.send_replace(());
     }
 
     /// Releases a standalone sandbox's slot, unless a newer claim holds it.

@@ -2,12 +2,11 @@
 //! refused, and is never asked to release them. A refused claim may request the slot of an idle
 //! session, as a waiting session does; the claim is repeated whenever a slot may be free.
 
+use std::collections::BTreeSet;
+
 use harvest_proto::{SandboxId, SessionId};
 
-use super::{
-    Claimant,
-    policy::{Holder, Notice, SlotPolicy, SlotState},
-};
+use super::policy::{Holder, Notice, SlotPolicy, SlotState};
 use crate::decide::Limit;
 
 pub(super) struct StandaloneSlot {
@@ -69,21 +68,24 @@ impl SlotPolicy {
         (Ok(claim), Vec::new())
     }
 
-    /// The refusal of a claim that exceeds the user's own limit. No other slot would help.
+    /// The refusal of a claim that exceeds the user's own limit. `existing` are the user's
+    /// sandboxes, with or without a slot; no other slot would help.
     pub(crate) fn own_limit_reached(
         &self,
         sandboxes: &[SandboxId],
         user: Option<&str>,
-        claimant: Claimant<'_>,
+        limit: usize,
+        existing: &[SandboxId],
     ) -> Option<SlotRefusal> {
-        let limit = claimant.own_limit?;
-        let new = sandboxes.iter().filter(|sandbox| !self.standalone.contains_key(sandbox)).count();
-        let running = self.standalone.values().filter(|slot| slot.user.as_deref() == user).count();
-        (running + claimant.stopped + new > limit).then_some(SlotRefusal {
-            limit: Limit::User(limit),
-            releasing: false,
-            can_succeed: self.open && claimant.stopped + new <= limit,
-        })
+        let with_slot: Vec<SandboxId> = self.standalone_of(user).cloned().collect();
+        over_own_limit(limit, sandboxes, &with_slot, existing)
+            .map(|refusal| SlotRefusal { can_succeed: self.open && refusal.can_succeed, ..refusal })
+    }
+
+    /// The sandboxes of a user that have a slot.
+    pub(crate) fn standalone_of(&self, user: Option<&str>) -> impl Iterator<Item = &SandboxId> {
+        let own = move |slot: &StandaloneSlot| slot.user.as_deref() == user;
+        self.standalone.iter().filter(move |(_, slot)| own(slot)).map(|(sandbox, _)| sandbox)
     }
 
     /// A running sandbox gets a slot even beyond the limit.
@@ -146,4 +148,23 @@ impl SlotPolicy {
         let pooled = if matches!(limit, Limit::User(_)) { 0 } else { self.pool_free() };
         pooled + self.holders.values().filter(releasable).filter(fits).count()
     }
+}
+
+/// The refusal of a claim that exceeds the user's own limit: each sandbox counts once, whether it
+/// has a slot, exists without one, or is claimed. When only deleting would help, a retry cannot
+/// succeed.
+pub(crate) fn over_own_limit(
+    limit: usize,
+    claimed: &[SandboxId],
+    with_slot: &[SandboxId],
+    existing: &[SandboxId],
+) -> Option<SlotRefusal> {
+    let with_slot: BTreeSet<_> = with_slot.iter().collect();
+    let stay = existing.iter().filter(|sandbox| !with_slot.contains(sandbox));
+    let lasting: BTreeSet<_> = stay.chain(claimed).collect();
+    (lasting.union(&with_slot).count() > limit).then_some(SlotRefusal {
+        limit: Limit::User(limit),
+        releasing: false,
+        can_succeed: lasting.len() <= limit,
+    })
 }

@@ -501,3 +501,17 @@ proptest! {
         prop_assert_eq!(sim.granted.len(), 6);
     }
 }
+
+#[test]
+fn sandbox_that_exists_with_slot_counts_once() {
+    let ids: Vec<SandboxId> = (0..3).map(|_| SandboxId::random()).collect();
+    let refused = |claimed: usize, with_slot: &[SandboxId], existing: &[SandboxId]| {
+        let refusal = over_own_limit(2, &ids[claimed..=claimed], with_slot, existing);
+        refusal.map(|refusal| refusal.can_succeed)
+    };
+    assert_eq!(refused(1, &ids[..1], &ids[..2]), None, "one runs, the other starts");
+    assert_eq!(refused(2, &ids[..2], &ids[..2]), Some(true), "both run");
+    assert_eq!(refused(2, &ids[1..2], &ids[..2]), Some(true), "one is stopped, one runs");
+    assert_eq!(refused(2, &[], &ids[..2]), Some(false), "only deleting helps");
+    assert_eq!(refused(2, &ids[..2], &[]), Some(true), "two are being created");
+}
