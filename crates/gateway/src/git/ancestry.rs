@@ -12,8 +12,13 @@ use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, SHA256, digest};
 // Thousands of commits.
 const MAX_READ_BYTES: usize = 1 << 20;
 const MAX_COMMIT_BYTES: usize = 256 << 10;
-// With the bytes that were read, what one push holds in memory.
+// With the bytes that were read, what one push holds in memory. What is inflated a second time,
+// because the rest of an object arrived later, counts again: it bounds the work as well.
 const MAX_INFLATED_BYTES: usize = 8 << 20;
+// Of all commits together.
+const MAX_PARENTS: usize = 20_000;
+// How much arrives before the pack is read on.
+const STEP_BYTES: usize = 16 << 10;
 
 const COMMIT: u8 = 1;
 const OFFSET_DELTA: u8 = 6;
@@ -30,9 +35,10 @@ pub(super) enum Descent {
 
 /// Reads the commits of a pack as its bytes arrive.
 #[derive(Debug)]
-pub(super) struct AncestryProof<'a> {
-    old: &'a str,
-    new: &'a str,
+pub(super) struct AncestryProof {
+    old: String,
+    /// The length of the pack from which it is read on.
+    due: usize,
     /// The start of the object to be read next.
     at: usize,
     /// The number of objects that follow, once known.
@@ -41,7 +47,11 @@ pub(super) struct AncestryProof<'a> {
     /// By their position in the pack.
     commits: HashMap<usize, Vec<u8>>,
     positions: HashMap<String, usize>,
+    parents_read: usize,
+    /// The parents of the commits that are not reached so far.
     parents: HashMap<String, Vec<String>>,
+    /// Where parents lead from the new commit.
+    reached: HashSet<String>,
 }
 
 /// Why no more commits are read.
@@ -51,35 +61,43 @@ enum Stop {
     Over,
 }
 
-impl<'a> AncestryProof<'a> {
+impl AncestryProof {
     /// For a push that moves a branch from `old` to `new`.
-    pub(super) fn new(old: &'a str, new: &'a str) -> Self {
+    pub(super) fn new(old: &str, new: &str) -> Self {
         Self {
-            old,
-            new,
+            old: old.to_owned(),
+            due: 0,
             at: 0,
             remaining: None,
             inflated: 0,
             commits: HashMap::new(),
             positions: HashMap::new(),
+            parents_read: 0,
             parents: HashMap::new(),
+            reached: HashSet::from([new.to_owned()]),
         }
+    }
+
+    /// Whether enough of the pack has arrived to read on.
+    pub(super) fn is_due(&self, length: usize) -> bool {
+        length >= self.due
     }
 
     /// Reads on in the pack, whose first bytes are these.
     pub(super) fn read(&mut self, pack: &[u8]) -> Descent {
+        self.due = pack.len() + STEP_BYTES;
         loop {
             match self.next_commit(pack) {
-                Ok(is_child) if is_child && self.is_proven() => return Descent::Proven,
-                Ok(_) => {}
+                Ok(()) if self.reached.contains(&self.old) => return Descent::Proven,
+                Ok(()) => {}
                 Err(Stop::NeedsMore) if pack.len() < MAX_READ_BYTES => return Descent::NeedsMore,
                 Err(_) => return Descent::Unproven,
             }
         }
     }
 
-    /// Reads one commit. True when the old commit is a parent of it.
-    fn next_commit(&mut self, pack: &[u8]) -> Result<bool, Stop> {
+    /// Reads one commit.
+    fn next_commit(&mut self, pack: &[u8]) -> Result<(), Stop> {
         let remaining = match self.remaining {
             Some(remaining) => remaining,
             None => {
@@ -98,18 +116,34 @@ impl<'a> AncestryProof<'a> {
         }
         let (content, end) = self.content(pack)?;
         let id = self.id_of(&content);
-        let parents = parents_of(&content);
-        let is_child = parents.iter().any(|parent| parent == self.old);
+        let left = MAX_PARENTS.checked_sub(self.parents_read).ok_or(Stop::Over)?;
+        let parents = parents_of(&content, self.old.len()).take(left + 1);
+        let parents: Vec<String> = parents.collect();
+        self.parents_read += parents.len();
         self.positions.insert(id.clone(), self.at);
-        self.parents.insert(id, parents);
         self.commits.insert(self.at, content);
         (self.at, self.remaining) = (end, Some(remaining - 1));
-        Ok(is_child)
+        self.add(id, parents);
+        Ok(())
+    }
+
+    /// Adds a commit. Each one is followed once, when it is reached.
+    fn add(&mut self, id: String, parents: Vec<String>) {
+        let is_reached = self.reached.contains(&id);
+        self.parents.insert(id.clone(), parents);
+        let mut next = if is_reached { vec![id] } else { Vec::new() };
+        while let Some(id) = next.pop() {
+            for parent in self.parents.remove(&id).unwrap_or_default() {
+                if self.reached.insert(parent.clone()) {
+                    next.push(parent);
+                }
+            }
+        }
     }
 
     /// The commit at the present position, and where the next object starts.
     fn content(&mut self, pack: &[u8]) -> Result<(Vec<u8>, usize), Stop> {
-        let mut cursor = Cursor { bytes: pack, at: self.at };
+        let mut cursor = Cursor::new(pack, self.at);
         let (kind, size) = cursor.header()?;
         let base = match kind {
             COMMIT => None,
@@ -123,16 +157,15 @@ impl<'a> AncestryProof<'a> {
             }
             _ => return Err(Stop::Over),
         };
-        let data = cursor.inflate(size)?;
-        let content = match base {
-            None => data,
-            // Of another object than a commit: no commit either.
-            Some(base) => apply(self.commits.get(&base).ok_or(Stop::Over)?, &data)?,
-        };
-        self.inflated += content.len();
+        let data = cursor.inflate(size);
+        self.inflated += cursor.inflated;
         if self.inflated > MAX_INFLATED_BYTES {
             return Err(Stop::Over);
         }
+        let Some(base) = base else { return Ok((data?, cursor.at)) };
+        // Of another object than a commit: no commit either.
+        let content = apply(self.commits.get(&base).ok_or(Stop::Over)?, &data?)?;
+        self.inflated += content.len();
         Ok((content, cursor.at))
     }
 
@@ -141,27 +174,17 @@ impl<'a> AncestryProof<'a> {
         let object = [format!("commit {}\0", content.len()).as_bytes(), content].concat();
         hex(digest(algorithm, &object).as_ref())
     }
-
-    /// Whether parents lead from the new commit to the old one.
-    fn is_proven(&self) -> bool {
-        let (mut seen, mut next) = (HashSet::new(), vec![self.new]);
-        while let Some(id) = next.pop() {
-            if id == self.old {
-                return true;
-            }
-            if seen.insert(id) {
-                next.extend(self.parents.get(id).into_iter().flatten().map(String::as_str));
-            }
-        }
-        false
-    }
 }
 
-/// The parents of a commit, read as git reads them: lines after that of the tree.
-fn parents_of(commit: &[u8]) -> Vec<String> {
+/// The parents of a commit, read as git reads them: lines after that of the tree. Git reads no
+/// commit with one that is not an id, and here they end before it.
+fn parents_of(commit: &[u8], id_length: usize) -> impl Iterator<Item = String> {
     let lines = commit.split(|byte| *byte == b'\n').skip(1);
     let parents = lines.map_while(|line| line.strip_prefix(b"parent "));
-    parents.map(|id| String::from_utf8_lossy(id).into_owned()).collect()
+    let is_id = move |id: &&[u8]| {
+        id.len() == id_length && id.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    };
+    parents.take_while(is_id).map(|id| String::from_utf8_lossy(id).into_owned())
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -173,9 +196,15 @@ fn hex(bytes: &[u8]) -> String {
 struct Cursor<'a> {
     bytes: &'a [u8],
     at: usize,
+    /// How many bytes were made, also of an object that is not complete.
+    inflated: usize,
 }
 
 impl<'a> Cursor<'a> {
+    const fn new(bytes: &'a [u8], at: usize) -> Self {
+        Self { bytes, at, inflated: 0 }
+    }
+
     fn byte(&mut self) -> Result<u8, Stop> {
         let byte = *self.bytes.get(self.at).ok_or(Stop::NeedsMore)?;
         self.at += 1;
@@ -240,6 +269,7 @@ impl<'a> Cursor<'a> {
             let used = usize::try_from(before.0).map_err(|_| Stop::Over)?;
             let input = self.bytes.get(self.at + used..).unwrap_or_default();
             let status = inflater.decompress_vec(input, &mut data, FlushDecompress::None);
+            self.inflated = data.len();
             match status.map_err(|_| Stop::Over)? {
                 Status::StreamEnd if data.len() == size => {
                     self.at += usize::try_from(inflater.total_in()).map_err(|_| Stop::Over)?;
@@ -260,7 +290,7 @@ impl<'a> Cursor<'a> {
 fn apply(base: &[u8], delta: &[u8]) -> Result<Vec<u8>, Stop> {
     // A delta is complete: it never needs more.
     let over = |_| Stop::Over;
-    let mut cursor = Cursor { bytes: delta, at: 0 };
+    let mut cursor = Cursor::new(delta, 0);
     let (from, size) = (cursor.size().map_err(over)?, cursor.size().map_err(over)?);
     if from != base.len() || size > MAX_COMMIT_BYTES {
         return Err(Stop::Over);
@@ -376,13 +406,85 @@ mod tests {
     fn commit_under_another_id_is_not_believed() {
         let (old, new) = ("1".repeat(40), "2".repeat(40));
         let content = format!("tree {old}\nparent {old}\nauthor x\n\nx");
-        let size = content.len();
-        let mut pack = b"PACK\0\0\0\x02\0\0\0\x01".to_vec();
-        pack.extend([0x80 | COMMIT << 4 | (size & 15) as u8, (size >> 4) as u8]);
-        let mut encoder = flate2::write::ZlibEncoder::new(&mut pack, flate2::Compression::fast());
-        encoder.write_all(content.as_bytes()).unwrap();
-        encoder.finish().unwrap();
-        assert_eq!(AncestryProof::new(&old, &new).read(&pack), Descent::Unproven);
+        assert_eq!(AncestryProof::new(&old, &new).read(&pack_of(&[content])), Descent::Unproven);
+    }
+
+    /// A pack with these commits as whole objects.
+    fn pack_of(commits: &[String]) -> Vec<u8> {
+        let mut pack = b"PACK\0\0\0\x02".to_vec();
+        pack.extend(u32::try_from(commits.len()).unwrap().to_be_bytes());
+        for commit in commits {
+            let mut rest = commit.len() >> 4;
+            pack.push(0x80 | COMMIT << 4 | (commit.len() & 15) as u8);
+            while rest > 0x7f {
+                pack.push(0x80 | (rest & 0x7f) as u8);
+                rest >>= 7;
+            }
+            pack.push(rest as u8);
+            let level = flate2::Compression::best();
+            let mut encoder = flate2::write::ZlibEncoder::new(&mut pack, level);
+            encoder.write_all(commit.as_bytes()).unwrap();
+            encoder.finish().unwrap();
+        }
+        pack
+    }
+
+    #[test]
+    fn each_commit_is_followed_once() {
+        let (old, tree) = ("1".repeat(40), "3".repeat(40));
+        // A merge of everything, and children of the old commit beside it.
+        let parents: String = (0..15_000).map(|one| format!("parent {one:040x}\n")).collect();
+        let mut commits = vec![format!("tree {tree}\n{}\n", &parents[..48 * 4_000])];
+        let child = |one| format!("tree {tree}\nparent {old}\n\n{one}");
+        commits.extend((0..3_000).map(child));
+        let new = AncestryProof::new(&old, &old).id_of(commits[0].as_bytes());
+        let mut proof = AncestryProof::new(&old, &new);
+        assert_eq!(proof.read(&pack_of(&commits)), Descent::Unproven);
+        assert_eq!(proof.reached.len(), 4_001);
+        assert!(!proof.parents.contains_key(&new) && proof.parents.len() == 3_000);
+    }
+
+    #[test]
+    fn number_of_parents_is_bounded() {
+        let (old, tree) = ("1".repeat(40), "3".repeat(40));
+        let parents: String = (0..5_000).map(|one| format!("parent {one:040x}\n")).collect();
+        let commits: Vec<_> = (0..20).map(|one| format!("tree {tree}\n{parents}\n{one}")).collect();
+        let mut proof = AncestryProof::new(&old, &"2".repeat(40));
+        assert_eq!(proof.read(&pack_of(&commits)), Descent::Unproven);
+        assert_eq!(proof.commits.len(), 5, "it stops at the limit");
+    }
+
+    #[test]
+    fn parents_that_are_no_ids_end_the_list() {
+        let id = "a".repeat(40);
+        for other in ["0001", &"A".repeat(40), &"a".repeat(64), ""] {
+            let commit = format!("tree {id}\nparent {id}\nparent {other}\nparent {id}\n\nx");
+            let parents: Vec<_> = parents_of(commit.as_bytes(), 40).collect();
+            assert_eq!(parents, [id.as_str()], "{other}");
+        }
+    }
+
+    #[test]
+    fn small_pieces_are_not_inflated_each_time() {
+        let old = "1".repeat(40);
+        // Hexadecimal digits without a pattern: half as long in the pack.
+        let words = (0u32..6_000).map(|one| hex(digest(&SHA256, &one.to_be_bytes()).as_ref()));
+        let text: String = words.take(3_500).collect();
+        let commit = format!("tree {old}\nparent {old}\n\n{text}");
+        let new = AncestryProof::new(&old, &old).id_of(commit.as_bytes());
+        let pack = pack_of(&[commit.clone()]);
+        let mut proof = AncestryProof::new(&old, &new);
+        let due = (1..=pack.len())
+            .filter(|end| proof.is_due(*end) && proof.read(&pack[..*end]) == Descent::NeedsMore);
+        assert_eq!(due.count(), pack.len().div_ceil(STEP_BYTES));
+        assert_eq!(proof.read(&pack), Descent::Proven);
+        assert!(proof.inflated < 6 * commit.len(), "{}", proof.inflated);
+        // Whoever asks more often comes to the limit.
+        let mut proof = AncestryProof::new(&old, &new);
+        let read = (1..=pack.len()).map(|end| proof.read(&pack[..end]));
+        let last = read.skip_while(|descent| *descent == Descent::NeedsMore).next();
+        assert_eq!(last, Some(Descent::Unproven));
+        assert!(proof.inflated <= MAX_INFLATED_BYTES + MAX_COMMIT_BYTES);
     }
 
     #[test]

@@ -99,7 +99,7 @@ impl Lease<'_> {
         let descends = !command.creates() && theirs.is_none() && {
             let proofs = timeout_at(until, self.door.push_proofs.acquire()).await;
             let _permit = proofs.map_err(|_| "another push of this session is in progress")?;
-            descends(command, (head, pack), body, until).await
+            descends(command, (head, pack), body, until).await?
         };
         let is_own = !descends && !command.creates() && self.is_own(&command.old).await?;
         let theirs = theirs.as_deref();
@@ -175,19 +175,31 @@ async fn descends(
     (head, pack): (&mut BytesMut, usize),
     body: &mut Incoming,
     until: Instant,
-) -> bool {
-    let mut proof = AncestryProof::new(&command.old, &command.new);
+) -> Result<bool, String> {
+    let (mut proof, mut has_ended) = (AncestryProof::new(&command.old, &command.new), false);
     loop {
-        match proof.read(head.get(pack..).unwrap_or_default()) {
-            Descent::Proven => return true,
-            Descent::Unproven => return false,
-            Descent::NeedsMore => {}
+        if has_ended || proof.is_due(head.len().saturating_sub(pack)) {
+            // Megabytes are inflated and hashed.
+            let bytes = std::mem::take(head);
+            let reading = tokio::task::spawn_blocking(move || {
+                let descent = proof.read(bytes.get(pack..).unwrap_or_default());
+                (proof, bytes, descent)
+            });
+            let (read, bytes, descent) =
+                reading.await.map_err(|_| "the commits of the push cannot be read")?;
+            (proof, *head) = (read, bytes);
+            match descent {
+                Descent::Proven => return Ok(true),
+                Descent::Unproven => return Ok(false),
+                Descent::NeedsMore if has_ended => return Ok(false),
+                Descent::NeedsMore => {}
+            }
         }
         match timeout_at(until, body.frame()).await {
             Ok(Some(Ok(frame))) => {
                 head.extend_from_slice(&frame.into_data().unwrap_or_default());
             }
-            _ => return false,
+            _ => has_ended = true,
         }
     }
 }
