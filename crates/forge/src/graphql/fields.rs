@@ -51,7 +51,8 @@ pub(super) struct ChosenField {
     read: Read,
 }
 
-/// The chosen fields; the error is the name of the first that is not served.
+/// The chosen fields; the error is the name of the first that is not served. Each is chosen once:
+/// a short document could otherwise ask for a long text thousands of times.
 pub(super) fn choose(selected: &[Selection]) -> Result<Vec<ChosenField>, String> {
     let choose = |selection: &Selection| {
         let Selection::Field(field) = selection else { return Err("a fragment".to_owned()) };
@@ -63,7 +64,15 @@ pub(super) fn choose(selected: &[Selection]) -> Result<Vec<ChosenField>, String>
         };
         known.map(chosen).ok_or_else(|| field.key().to_owned())
     };
-    selected.iter().map(choose).collect()
+    let mut all: Vec<ChosenField> = Vec::new();
+    for selection in selected {
+        let chosen = choose(selection)?;
+        if all.iter().any(|other| other.key == chosen.key) {
+            return Err(format!("a second {}", chosen.key));
+        }
+        all.push(chosen);
+    }
+    Ok(all)
 }
 
 /// The pull request with the chosen fields.
@@ -454,6 +463,18 @@ mod tests {
         assert_eq!(choose("{title: body}"), Err("title".into()));
         assert_eq!(choose("{comments(first: 5){nodes{id}}}"), Err("comments".into()));
         assert_eq!(choose("{... on PullRequest{number}}"), Err("a fragment".into()));
+    }
+
+    #[test]
+    fn repeated_fields_are_refused() {
+        for (text, key) in [
+            ("body ".repeat(6_500), "body"),
+            ("commits{totalCount} number commits{totalCount}".to_owned(), "commits"),
+        ] {
+            let document = Document::parse(&format!("{{{text}}}")).unwrap();
+            let refused = choose(&document.operations[0].selections).err();
+            assert_eq!(refused, Some(format!("a second {key}")));
+        }
     }
 
     #[test]
