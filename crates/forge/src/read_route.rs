@@ -79,6 +79,8 @@ pub enum RouteRefusal {
     Invalid,
     #[error("`{0}` of a repository is not read here; what is: {list}", list = READABLE.join(", "))]
     NotReadable(String),
+    #[error("`{0}` also shows other repositories, and is not read here")]
+    Foreign(String),
     #[error("logs and archives are files at another host; `gh run view ID` shows the jobs")]
     Elsewhere,
 }
@@ -110,19 +112,7 @@ impl ReadRoute {
         if !is_valid {
             return Err(RouteRefusal::Invalid);
         }
-        if let Some(first) = segments.first() {
-            let second = segments.get(1).map(String::as_str);
-            let is_known = READABLE.contains(&first.as_str())
-                && (first != "actions" || matches!(second, Some("runs" | "jobs" | "workflows")));
-            if !is_known {
-                let name = segments.iter().take(2).map(String::as_str).collect::<Vec<_>>();
-                return Err(RouteRefusal::NotReadable(name.join("/")));
-            }
-            let last = segments.last().map(String::as_str);
-            if first == "actions" && matches!(last, Some("logs" | "zip")) {
-                return Err(RouteRefusal::Elsewhere);
-            }
-        }
+        judge(&segments)?;
         Ok(Self { segments, query, form })
     }
 
@@ -163,6 +153,46 @@ impl ReadRoute {
             ("pulls" | "issues" | "labels" | "milestones", _) => Operation::PullRequests,
             _ => Operation::Fetch,
         }
+    }
+}
+
+/// Whether these parts of a repository are read. A server may take an encoded slash for one that
+/// separates segments.
+fn judge(segments: &[String]) -> Result<(), RouteRefusal> {
+    let parts: Vec<&str> = segments.iter().flat_map(|segment| segment.split('/')).collect();
+    let not_readable = |count: usize| {
+        Err(RouteRefusal::NotReadable(
+            parts.iter().take(count).copied().collect::<Vec<_>>().join("/"),
+        ))
+    };
+    match parts[..] {
+        [] => Ok(()),
+        [first, ..] if !READABLE.contains(&first) => not_readable(2),
+        ["actions", second, ..] if ["runs", "jobs", "workflows"].contains(&second) => {
+            match parts[2..] {
+                // Environments and who may release to them.
+                [_, "pending_deployments" | "approvals" | "deployment_protection_rule", ..] => {
+                    not_readable(4)
+                }
+                [.., "logs" | "zip"] => Err(RouteRefusal::Elsewhere),
+                _ => Ok(()),
+            }
+        }
+        ["actions", ..] => not_readable(2),
+        // Who may push. Names of branches contain slashes.
+        ["branches", _, ref more @ ..] if more.contains(&"protection") => not_readable(usize::MAX),
+        // `OWNER:BRANCH` is a branch of a fork, or of the repository that this one was forked from.
+        ["compare", ref compared @ ..] if compared.iter().any(|part| part.contains(':')) => {
+            Err(RouteRefusal::Foreign(parts.join("/")))
+        }
+        // The others list issues that refer to it, or that it belongs to, from anywhere.
+        ["issues", number, tail, ..]
+            if number != "comments" && !["comments", "labels", "reactions"].contains(&tail) =>
+        {
+            Err(RouteRefusal::Foreign(format!("issues/{number}/{tail}")))
+        }
+        ["issues", "events", ..] => Err(RouteRefusal::Foreign("issues/events".to_owned())),
+        _ => Ok(()),
     }
 }
 
@@ -214,6 +244,18 @@ mod tests {
         ] {
             assert!(route(path).is_err(), "{path}");
         }
+        for path in [
+            "branches/main/protection",
+            "branches/a/b/protection/required_status_checks",
+            "actions/runs/1/pending_deployments",
+            "actions/runs/1/approvals",
+        ] {
+            assert!(matches!(route(path), Err(RouteRefusal::NotReadable(_))), "{path}");
+        }
+        // `gh run view` reads the names of the artifacts.
+        assert!(route("actions/runs/1/artifacts").is_ok());
+        let encoded = vec!["branches".to_owned(), "main/protection".to_owned()];
+        assert!(ReadRoute::new(encoded, Vec::new(), ReadForm::Json).is_err());
         for segment in ["..", "../../hooks", "a/../..", "a//b", "/a", "a/.", "a\nb"] {
             let segments = vec!["contents".to_owned(), segment.to_owned()];
             let refused = ReadRoute::new(segments, Vec::new(), ReadForm::Json);
@@ -221,6 +263,35 @@ mod tests {
         }
         let refused = route("hooks/1").unwrap_err().to_string();
         assert!(refused.starts_with("`hooks/1` of a repository is not read here"), "{refused}");
+    }
+
+    #[test]
+    fn other_repositories_are_not_read() {
+        for path in [
+            "compare/main...alice:secret",
+            "compare/alice:shop:main...main",
+            "compare/main...alice:a/b",
+            "issues/3/timeline",
+            "issues/3/parent",
+            "issues/3/sub_issues",
+            "issues/3/dependencies/blocked_by",
+            "issues/3/events",
+            "issues/events",
+            "issues/events/9",
+        ] {
+            assert!(matches!(route(path), Err(RouteRefusal::Foreign(_))), "{path}");
+        }
+        for path in [
+            "compare/main...a/b",
+            "issues",
+            "issues/3",
+            "issues/3/comments",
+            "issues/comments/9/reactions",
+        ] {
+            assert!(route(path).is_ok(), "{path}");
+        }
+        let refused = route("issues/3/timeline").unwrap_err().to_string();
+        assert!(refused.starts_with("`issues/3/timeline` also shows"), "{refused}");
     }
 
     #[test]
