@@ -9,6 +9,9 @@ const MAX_SEGMENT_BYTES: usize = 300;
 const MAX_PARAMETERS: usize = 20;
 const MAX_PARAMETER_BYTES: usize = 1000;
 
+/// The longest answer: a page of a hundred pull requests with bodies has a few megabytes.
+pub(crate) const MAX_READ_BYTES: usize = 8 << 20;
+
 /// The first segments of routes, in the order of the refusal's text.
 const READABLE: [&str; 15] = [
     "branches",

@@ -28,6 +28,8 @@ const BODY_MEMORY_KIB: usize = 64 * 1024;
 // Calls of tools at a time; further ones wait before their bodies are read. Separate from the
 // memory of model calls: a tool may run for minutes.
 const MAX_TOOL_CALLS: usize = 16;
+// Calls of the API of the repositories whose answers are not sent: each holds megabytes.
+const MAX_FORGE_CALLS: usize = 4;
 // Calls of the Gemini API by tools at a time. They cost money, and go on when the agent
 // disconnects.
 const MAX_GEMINI_CALLS: usize = 4;
@@ -59,6 +61,7 @@ pub(crate) struct Door {
     /// Memory for bodies of model calls, in KiB.
     pub(crate) body_memory_kib: Arc<Semaphore>,
     pub(crate) tool_calls: Semaphore,
+    pub(crate) forge_calls: Arc<Semaphore>,
     pub(crate) gemini_calls: Arc<Semaphore>,
     pub(crate) remote_calls: Arc<Semaphore>,
     pub(crate) drains: Semaphore,
@@ -84,6 +87,7 @@ impl Door {
             traffic: Traffic::default(),
             body_memory_kib: Arc::new(Semaphore::new(BODY_MEMORY_KIB)),
             tool_calls: Semaphore::new(MAX_TOOL_CALLS),
+            forge_calls: Arc::new(Semaphore::new(MAX_FORGE_CALLS)),
             gemini_calls: Arc::new(Semaphore::new(MAX_GEMINI_CALLS)),
             remote_calls: Arc::new(Semaphore::new(MAX_REMOTE_CALLS)),
             drains: Semaphore::new(MAX_DRAINS),

@@ -3,16 +3,18 @@
 //! home's authority, because `gh` knows no other scheme. Requests are bounded and taken apart; what
 //! is answered, and with which credential, is up to [`Tools::forge`]. Nothing is passed on.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use harvest_proto::door::GIT_NAME;
 use hyper::{
-    Method, Request, Response, StatusCode,
+    HeaderMap, Method, Request, Response, StatusCode,
     body::Incoming,
     header::{self, HeaderValue},
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
+    sync::OwnedSemaphorePermit,
     time::timeout,
 };
 use tokio_rustls::TlsAcceptor;
@@ -29,6 +31,10 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
 // A description of 30,000 characters, with escapes.
 const MAX_BODY_BYTES: usize = 512 * 1024;
 const MAX_PATH_BYTES: usize = 4096;
+// An answer is sent in pieces of this size, which are all that is kept of one that was read.
+const PIECE_BYTES: usize = 32 * 1024;
+// How long a client may take to read a piece.
+const PIECE_TIMEOUT: Duration = Duration::from_secs(60);
 
 const REST: &str = "/api/v3/";
 const GRAPHQL: &str = "/api/graphql";
@@ -58,7 +64,7 @@ async fn answer(
     tools: &dyn Tools,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Abort> {
-    let _call = door.tool_calls.acquire().await.map_err(|_| Abort)?;
+    let call = Arc::clone(&door.forge_calls).acquire_owned().await.map_err(|_| Abort)?;
     let (parts, body) = request.into_parts();
     let (path, is_head) = (parts.uri.path().to_owned(), parts.method == Method::HEAD);
     let accept = parts.headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
@@ -75,7 +81,8 @@ async fn answer(
             Some(body) => tools.forge(ForgeCall::Graphql { body: body.to_vec() }).await,
             None => {
                 let message = format!("the request is longer than {MAX_BODY_BYTES} bytes");
-                let mut refused = response(&path, ForgeAnswer::refused(413, &message), false);
+                let refused = ForgeAnswer::refused(413, &message);
+                let mut refused = response(&path, refused, false, call);
                 let close = HeaderValue::from_static("close");
                 refused.headers_mut().insert(header::CONNECTION, close);
                 return Ok(refused);
@@ -83,7 +90,7 @@ async fn answer(
         },
         Err((status, message)) => ForgeAnswer::refused(status, message),
     };
-    Ok(response(&path, answer, is_head))
+    Ok(response(&path, answer, is_head, call))
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -142,14 +149,27 @@ fn decoded(segment: &str) -> Option<String> {
     String::from_utf8(decoded).ok()
 }
 
-fn response(path: &str, answer: ForgeAnswer, is_head: bool) -> Response<Body> {
+fn response(
+    path: &str,
+    answer: ForgeAnswer,
+    is_head: bool,
+    call: OwnedSemaphorePermit,
+) -> Response<Body> {
     let kind = match answer.is_json {
         true => "application/json; charset=utf-8",
         false => "text/plain; charset=utf-8",
     };
     let status = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::BAD_GATEWAY);
-    let body = if is_head { Vec::new() } else { answer.body };
-    let mut response = http::with_type(status, kind, body);
+    let content_type = (header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    let mut headers = HeaderMap::from_iter([content_type]);
+    let body = if is_head {
+        http::full(Vec::new())
+    } else {
+        // A client that gets less notices it.
+        headers.insert(header::CONTENT_LENGTH, answer.body.len().into());
+        in_pieces(answer.body, call, PIECE_TIMEOUT)
+    };
+    let mut response = http::response(status, headers, body);
     if let Some(next) = answer.next {
         let query = form_urlencoded::Serializer::new(String::new()).extend_pairs(next).finish();
         let link = format!("<https://{GIT_NAME}{path}?{query}>; rel=\"next\"");
@@ -161,9 +181,25 @@ fn response(path: &str, answer: ForgeAnswer, is_head: bool) -> Response<Body> {
     response
 }
 
+/// A body that holds its call until the client has read it, or reads no more.
+fn in_pieces(bytes: Vec<u8>, call: OwnedSemaphorePermit, piece_timeout: Duration) -> Body {
+    let (sender, body) = http::streamed();
+    tokio::spawn(async move {
+        let _call = call;
+        for piece in bytes.chunks(PIECE_BYTES) {
+            // A copy: a part of the same bytes would hold all of them.
+            let sending = sender.send(Ok(Bytes::copy_from_slice(piece)));
+            let Ok(Ok(())) = timeout(piece_timeout, sending).await else { return };
+        }
+    });
+    body
+}
+
 #[cfg(test)]
 mod tests {
+    use http_body_util::BodyExt as _;
     use proptest::prelude::*;
+    use tokio::sync::Semaphore;
 
     use super::*;
 
@@ -200,11 +236,40 @@ mod tests {
         assert_eq!(target(&Method::POST, GRAPHQL, "", ""), Ok(Target::Graphql));
     }
 
-    #[test]
-    fn next_page_stays_at_the_door() {
+    #[tokio::test]
+    async fn call_ends_when_its_answer_is_read() {
+        let calls = Arc::new(Semaphore::new(1));
+        let call = Arc::clone(&calls).acquire_owned().await.unwrap();
+        let bytes: Vec<u8> = (0..40 * PIECE_BYTES + 7).map(|at| (at % 251) as u8).collect();
+        let answer = ForgeAnswer { status: 200, is_json: true, body: bytes.clone(), next: None };
+        let mut response = response("/api/v3/repos/a/b", answer, false, call);
+        let length: usize = response.headers()["content-length"].to_str().unwrap().parse().unwrap();
+        let first = response.body_mut().frame().await.unwrap().unwrap().into_data().unwrap();
+        assert_eq!((first.len(), length), (PIECE_BYTES, bytes.len()));
+        assert_eq!(calls.available_permits(), 0, "it is not read to its end");
+        let rest = response.into_body().collect().await.unwrap().to_bytes();
+        assert!([first, rest].concat() == bytes);
+        drop(calls.acquire().await.unwrap());
+    }
+
+    #[tokio::test]
+    async fn call_ends_when_nobody_reads() {
+        let calls = Arc::new(Semaphore::new(1));
+        let call = Arc::clone(&calls).acquire_owned().await.unwrap();
+        let body = in_pieces(vec![b'x'; 40 * PIECE_BYTES], call, Duration::from_millis(1));
+        drop(calls.acquire().await.unwrap());
+        // What was sent before is all that is left of it.
+        let rest = body.collect().await.unwrap().to_bytes();
+        assert_eq!(rest.len(), 2 * PIECE_BYTES);
+    }
+
+    #[tokio::test]
+    async fn next_page_stays_at_the_door() {
+        let calls = Arc::new(Semaphore::new(1));
+        let call = calls.acquire_owned().await.unwrap();
         let next = Some(vec![("page".to_owned(), "2".to_owned())]);
         let answer = ForgeAnswer { status: 200, is_json: true, body: b"[]".to_vec(), next };
-        let response = response("/api/v3/repos/a/b/pulls", answer, false);
+        let response = response("/api/v3/repos/a/b/pulls", answer, false, call);
         let expected = "<https://git.harvest.internal/api/v3/repos/a/b/pulls?page=2>; rel=\"next\"";
         assert_eq!(response.headers()[header::LINK], expected);
     }

@@ -16,11 +16,9 @@ use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use super::settings::RepositoryPath;
-use crate::{ForgeFailure, Operation, ReadForm};
+use crate::{ForgeFailure, Operation, ReadForm, read_route::MAX_READ_BYTES};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
-// A page of a hundred pull requests with bodies has at most a few megabytes.
-const MAX_ANSWER_BYTES: usize = 16 << 20;
 const MAX_MESSAGE_CHARACTERS: usize = 300;
 const VERSION: &str = "2022-11-28";
 
@@ -256,7 +254,7 @@ impl Api {
         let (mut body, mut chunks) = (Vec::new(), answered.bytes_stream());
         while let Some(chunk) = chunks.next().await {
             body.extend_from_slice(&chunk.map_err(unreachable)?);
-            if body.len() > MAX_ANSWER_BYTES {
+            if body.len() > MAX_READ_BYTES {
                 return Err(ForgeFailure::other("GitHub's answer is too long"));
             }
         }

@@ -130,6 +130,22 @@ async fn reads_of_both_forges_are_the_same() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn long_files_are_not_read_for_sandboxes() {
+    let host = RestHost::with_branches().await;
+    let long = std::fs::File::create(host.folder.path().join("work/long")).unwrap();
+    long.set_len(9 << 20).unwrap();
+    host.commit("Add a long file").await;
+    host.git(&["push", "-q", &host.git_url(TOKEN), "HEAD:main"]).await.unwrap();
+    let segments = vec!["contents".to_owned(), "long".to_owned()];
+    let route = |form| ReadRoute::new(segments.clone(), Vec::new(), form).unwrap();
+    let raw = Forge::read(&host.forge, &host.remote(), &route(ReadForm::Raw)).await.unwrap();
+    let text = String::from_utf8(raw.body).unwrap();
+    assert!(raw.status == 403 && text.contains("up to 8 MiB"), "{text}");
+    let object = Forge::read(&host.forge, &host.remote(), &route(ReadForm::Json)).await.unwrap();
+    assert_eq!(object.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn lost_answer_opens_no_second_pull_request() {
     let host = RestHost::with_tls().await;
     host.push_branches().await;

@@ -109,6 +109,11 @@ impl Page {
 }
 
 impl Client {
+    /// Whether the server itself reads, for a program in a sandbox, and holds the whole answer.
+    pub(super) fn is_in_process(&self) -> bool {
+        self.in_process.is_some()
+    }
+
     pub(super) fn urls(&self) -> Urls {
         self.forge.urls()
     }

@@ -14,10 +14,13 @@ use super::{
     error::RestError,
     json::encode,
 };
-use crate::local::{
-    git,
-    history::{self, TreeEntry},
-    permissions::PermissionLevel::Read,
+use crate::{
+    local::{
+        git,
+        history::{self, TreeEntry},
+        permissions::PermissionLevel::Read,
+    },
+    read_route::MAX_READ_BYTES,
 };
 
 // GitHub's limits: larger files have no content, or only a raw one.
@@ -98,6 +101,10 @@ async fn file(
     }
     if entry.size > MAX_RAW_BYTES {
         return Err(RestError::forbidden("This API returns blobs up to 100 MB in size."));
+    }
+    // Asked before the file is read.
+    if client.is_in_process() && client.wants("raw") && entry.size > MAX_READ_BYTES as u64 {
+        return Err(RestError::forbidden("A sandbox reads files up to 8 MiB here; use git."));
     }
     let raw = client.wants("raw");
     let wanted = raw || entry.size <= MAX_INLINE_BYTES;

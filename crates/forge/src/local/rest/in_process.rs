@@ -11,9 +11,10 @@ use harvest_proto::repository_name::LOCAL_OWNER;
 use tower_service::Service;
 
 use super::{client::InProcessRead, json::encode, router};
-use crate::{ForgeFailure, LocalForge, ReadAnswer, ReadRoute, read_route::next_page};
-
-const MAX_ANSWER_BYTES: usize = 16 << 20;
+use crate::{
+    ForgeFailure, LocalForge, ReadAnswer, ReadRoute,
+    read_route::{MAX_READ_BYTES, next_page},
+};
 
 /// Reads for programs in sandboxes.
 pub(in crate::local) async fn read(
@@ -42,7 +43,7 @@ pub(super) async fn send(forge: &LocalForge, request: Request) -> Result<ReadAns
     let Ok(answered) = Service::call(&mut router, request).await;
     let (status, link) = (answered.status(), answered.headers().get(header::LINK));
     let next = link.and_then(|link| link.to_str().ok()).and_then(next_page);
-    let body = to_bytes(answered.into_body(), MAX_ANSWER_BYTES).await;
+    let body = to_bytes(answered.into_body(), MAX_READ_BYTES).await;
     let body = body.map_err(ForgeFailure::other)?.to_vec();
     if status.is_server_error() {
         return Err(ForgeFailure::other("the forge could not answer"));
