@@ -70,7 +70,8 @@ impl Repositories {
         Ok(self.shared.forge.read(&remote, route).await?)
     }
 
-    /// Comments on the pull request of the session's own branch, and returns the comment's URL.
+    /// Comments on the open pull request of the session's own branch, and returns the comment's URL.
+    /// One of a fork whose branch has the same name is not the session's.
     pub(crate) async fn forge_comment(
         &self,
         record: &SessionRecord,
@@ -79,13 +80,16 @@ impl Repositories {
         body: &str,
     ) -> Result<String, ForgeReadError> {
         let remote = self.remote_at_forge(record, name).await?;
-        let pull = self.shared.forge.pull_request(&remote, number).await?;
         let branch = &record.session.branch;
-        if pull.branch != *branch {
+        let own = self.shared.forge.find_pull_request(&remote, branch).await?;
+        if own.as_ref().is_none_or(|own| own.number != number) {
+            let which = match own {
+                Some(own) => format!("that is {}", own.number),
+                None => "it has none now".to_owned(),
+            };
             return Err(ForgeReadError::Refused(format!(
-                "this session comments on the pull requests of its branch `{branch}` alone; \
-                 {number} is of `{}`",
-                pull.branch
+                "this session comments on the open pull request of its branch `{branch}` alone; \
+                 {which}"
             )));
         }
         let body = pull_request_body::without_markers(body);

@@ -165,6 +165,10 @@ async fn gh_writes_own_branch_only() {
     assert!(opened.body.starts_with("Text <!-- harvest :begin -->"), "{}", opened.body);
     let own = json!({ "subjectId": pull["id"], "body": "Done" });
     assert!(ask(COMMENT, own).await["data"]["addComment"].is_object());
+    // Of a fork, from a branch with the same name.
+    let of_fork = pull["id"].as_str().unwrap().strip_suffix('7').unwrap().to_owned() + "8";
+    let of_fork = refusal(COMMENT, json!({ "subjectId": of_fork, "body": "Mine" })).await;
+    assert!(of_fork.contains("that is 7"), "{of_fork}");
     harness.pulls.open.lock().unwrap().values_mut().for_each(|pull| {
         pull.branch = "people/work".parse().unwrap();
     });
