@@ -48,6 +48,7 @@ mod server_parts;
 mod sessions;
 mod tasks;
 pub mod timeouts;
+mod token_buckets;
 mod tool_host;
 mod tools;
 mod trees;
@@ -86,3 +87,4 @@ pub use server_parts::{Config, Dependencies, ServerParts};
 pub use sessions::{
     CreatedUnderKey, DiffRange, MAX_FORKS, RestorePoint, ServerStats, SessionBundle, Sessions,
 };
+pub use token_buckets::TokenBuckets;

@@ -26,8 +26,8 @@ use crate::{
     pool::{Pool, PoolConfig},
     removals::Removals,
     repositories::{
-        ForgeNews, LiveVerifications, OpenPolicies, Repositories, RepositoryContext, ServerDoors,
-        Trusted,
+        ForgeCalls, ForgeNews, LiveVerifications, OpenPolicies, Repositories, RepositoryContext,
+        ServerDoors, Trusted,
     },
     retention::{Retention, RetentionEnforcer},
     root_locks::RootLocks,
@@ -167,6 +167,7 @@ async fn shared(
         schedule: config.schedule,
         pr_mode: config.pr_mode,
         news: ForgeNews::default(),
+        forge_calls: ForgeCalls::default(),
         clock,
         verifications: LiveVerifications::default(),
         build_ended: Notify::new(),

@@ -1,6 +1,8 @@
 //! What a session's programs read and write at the forge of one of its repositories, with the
 //! credentials of the session's author, of the repository or of the server.
 
+use std::time::Instant;
+
 use harvest_forge::{ForgeFailure, ReadAnswer, ReadRoute, RemoteRepository};
 use harvest_proto::{BranchName, Hint as _, RepositoryName, SessionId, api::PullRequest};
 use harvest_store::{SessionRecord, StoreError};
@@ -8,6 +10,7 @@ use harvest_store::{SessionRecord, StoreError};
 use super::{
     Repositories,
     evidence::PushedCommit,
+    forge_calls::TooManyCalls,
     pull_request_body,
     pull_requests::{OpenError, PullRequestText, known_base, open, remote_of},
 };
@@ -20,6 +23,8 @@ pub(crate) enum ForgeReadError {
     Forge(ForgeFailure),
     #[error("{0}")]
     Refused(String),
+    #[error(transparent)]
+    TooMany(#[from] TooManyCalls),
     #[error(transparent)]
     Session(SessionError),
 }
@@ -40,7 +45,7 @@ impl ForgeReadError {
     /// The status of GitHub's API that comes nearest.
     pub(crate) const fn status(&self) -> u16 {
         match self {
-            Self::Forge(ForgeFailure::RateLimited { .. }) => 429,
+            Self::Forge(ForgeFailure::RateLimited { .. }) | Self::TooMany(_) => 429,
             Self::Forge(failure) if failure.is_brief() => 502,
             Self::Forge(ForgeFailure::NoRepository { .. } | ForgeFailure::NoApi { .. }) => 404,
             Self::Session(_) => 503,
@@ -70,8 +75,8 @@ impl Repositories {
         Ok(self.shared.forge.read(&remote, route).await?)
     }
 
-    /// Comments on the open pull request of the session's own branch, and returns the comment's URL.
-    /// One of a fork whose branch has the same name is not the session's.
+    /// Comments on the open pull request of the session's own branch, and returns the comment's
+    /// URL. One of a fork whose branch has the same name is not the session's.
     pub(crate) async fn forge_comment(
         &self,
         record: &SessionRecord,
@@ -119,6 +124,7 @@ impl Repositories {
                 format!("this session began at `{own}`, which is the base; leave out `--base`");
             return Err(ForgeReadError::Refused(message));
         }
+        shared.forge_calls.take(session, name, Instant::now())?;
         let text = PullRequestText { base: Some(wanted), ..text };
         let Some(commit) = checkout.pushed_commit.as_deref() else {
             let message = "there is nothing to open; commit your work and run `git push` first";
@@ -138,6 +144,7 @@ impl Repositories {
         name: &RepositoryName,
     ) -> Result<RemoteRepository, ForgeReadError> {
         let repository = self.shared.store.repository_get(name).await?;
+        self.shared.forge_calls.take(&record.session.id, name, Instant::now())?;
         let remote = remote_of(&self.shared, record, &repository).await;
         match self.shared.forge.owns(&remote.url) {
             true => Ok(remote),

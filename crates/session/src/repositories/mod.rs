@@ -10,6 +10,7 @@ mod check_run;
 mod door_policy;
 mod evidence;
 mod forge_access;
+mod forge_calls;
 mod forge_news;
 mod memory;
 mod network;
@@ -44,6 +45,7 @@ use crate::{
 pub(crate) use door_policy::{PassSpec, Trusted, default_network, owners_of, shared_owners};
 pub(crate) use evidence::describe_failures;
 pub(crate) use forge_access::ForgeReadError;
+pub(crate) use forge_calls::ForgeCalls;
 pub(crate) use forge_news::ForgeNews;
 pub use forge_news::WebhookRefusal;
 pub(crate) use network::{OpenPolicies, ServerDoors, network_rule};
@@ -78,6 +80,8 @@ pub(crate) struct RepositoryContext {
     pub(crate) pr_mode: PullRequestMode,
     /// What webhooks told of.
     pub(crate) news: ForgeNews,
+    /// How often the programs of sessions use forges.
+    pub(crate) forge_calls: ForgeCalls,
     /// For the duration of builds.
     pub(crate) clock: MonotonicClock,
     /// The verifications in progress.

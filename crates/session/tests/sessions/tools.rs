@@ -109,6 +109,27 @@ async fn forges_are_read_for_own_repositories_only() {
 }
 
 #[tokio::test]
+async fn session_does_not_use_up_the_forge() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let parent = parent(&harness, &sessions).await;
+    let tools = tools(&harness, &parent);
+    let own = format!("repos/{}/pulls", demo());
+    let refused = async {
+        loop {
+            let answer = tools.forge(read(&own)).await;
+            if answer.status != 200 {
+                return answer;
+            }
+        }
+    };
+    let refused = tokio::time::timeout(Duration::from_secs(120), refused).await.expect("a limit");
+    let text = String::from_utf8(refused.body).unwrap();
+    assert!(refused.status == 429 && text.contains("try again in"), "{text}");
+    assert!(harness.pulls.reads.lock().unwrap().len() >= 600);
+}
+
+#[tokio::test]
 async fn gh_writes_own_branch_only() {
     const CREATE: &str = "mutation PullRequestCreate($input: CreatePullRequestInput!) {
         createPullRequest(input: $input) { pullRequest { id url } } }";
