@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn call_ends_when_nobody_reads() {
+    async fn call_ends_when_answer_stays_unread() {
         let calls = Arc::new(Semaphore::new(1));
         let call = Arc::clone(&calls).acquire_owned().await.unwrap();
         let body = in_pieces(vec![b'x'; 40 * PIECE_BYTES], call, Duration::from_millis(1));

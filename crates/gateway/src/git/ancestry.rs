@@ -472,17 +472,17 @@ mod tests {
         let text: String = words.take(3_500).collect();
         let commit = format!("tree {old}\nparent {old}\n\n{text}");
         let new = AncestryProof::new(&old, &old).id_of(commit.as_bytes());
-        let pack = pack_of(&[commit.clone()]);
+        let pack = pack_of(std::slice::from_ref(&commit));
         let mut proof = AncestryProof::new(&old, &new);
         let due = (1..=pack.len())
             .filter(|end| proof.is_due(*end) && proof.read(&pack[..*end]) == Descent::NeedsMore);
         assert_eq!(due.count(), pack.len().div_ceil(STEP_BYTES));
         assert_eq!(proof.read(&pack), Descent::Proven);
         assert!(proof.inflated < 6 * commit.len(), "{}", proof.inflated);
-        // Whoever asks more often comes to the limit.
+        // Reading at every byte comes to the limit.
         let mut proof = AncestryProof::new(&old, &new);
-        let read = (1..=pack.len()).map(|end| proof.read(&pack[..end]));
-        let last = read.skip_while(|descent| *descent == Descent::NeedsMore).next();
+        let mut read = (1..=pack.len()).map(|end| proof.read(&pack[..end]));
+        let last = read.find(|descent| *descent != Descent::NeedsMore);
         assert_eq!(last, Some(Descent::Unproven));
         assert!(proof.inflated <= MAX_INFLATED_BYTES + MAX_COMMIT_BYTES);
     }
