@@ -8,7 +8,7 @@ use std::{
 };
 
 use harvest_proto::{EventBody, RepositoryName};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -66,6 +66,8 @@ pub(crate) struct Door {
     pub(crate) remote_calls: Arc<Semaphore>,
     pub(crate) drains: Semaphore,
     pub(crate) push_proofs: Semaphore,
+    /// One push at a time to each repository: the next one begins when the outcome is recorded.
+    push_turns: HashMap<RepositoryName, Semaphore>,
     pub(crate) lookups: Lookups,
 }
 
@@ -76,6 +78,8 @@ impl Door {
         observer: Option<DoorObserver>,
         tools: Option<Arc<dyn Tools>>,
     ) -> Self {
+        let names = policy.repositories.iter().map(|access| access.name.clone());
+        let push_turns = names.map(|name| (name, Semaphore::new(1))).collect();
         Self {
             shared,
             policy,
@@ -92,8 +96,15 @@ impl Door {
             remote_calls: Arc::new(Semaphore::new(MAX_REMOTE_CALLS)),
             drains: Semaphore::new(MAX_DRAINS),
             push_proofs: Semaphore::new(MAX_PUSH_PROOFS),
+            push_turns,
             lookups: Lookups::default(),
         }
+    }
+
+    /// Waits until no other push to a repository is in progress; `None` when the door does not lead
+    /// to it.
+    pub(crate) async fn push_turn(&self, name: &RepositoryName) -> Option<SemaphorePermit<'_>> {
+        self.push_turns.get(name)?.acquire().await.ok()
     }
 
     /// Records an event of this door.

@@ -61,15 +61,14 @@ pub trait Ledger: Send + Sync {
         Ok(false)
     }
 
-    /// Records that a push of this commit is about to be sent, in place of a commit of the
-    /// session's own or on top of the branch. What is pushed is known even if the server is killed
-    /// before the remote answers.
+    /// Records that a push is about to be sent. What is pushed is known even if the server is
+    /// killed before the remote answers. One push at a time begins and ends, and forgets earlier
+    /// ones that had no answer.
     async fn push_begins(
         &self,
         _session: &SessionId,
         _repository: &RepositoryName,
-        _commit: &str,
-        _replaced: Option<&str>,
+        _push: BegunPush<'_>,
     ) -> Result<(), Refusal> {
         Ok(())
     }
@@ -99,6 +98,16 @@ pub trait Ledger: Send + Sync {
 
     /// Adds to the network log of a session.
     async fn count_traffic(&self, session: &SessionId, counts: Vec<TrafficCount>);
+}
+
+/// A push that is about to be sent.
+#[derive(Debug, Clone, Copy)]
+pub struct BegunPush<'a> {
+    /// The commit that the branch is at; zeros when it does not exist.
+    pub old: &'a str,
+    pub new: &'a str,
+    /// Whether the new commit is put in place of the old one, not on top of it.
+    pub replaces: bool,
 }
 
 /// A secret whose value is masked.

@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use harvest_forge::{Forge, ForgeFailure, Operation};
 use harvest_gateway::{
     ledger::{
-        HostSecret, HostSecretUse, Ledger, NamedSecret, PlannedCall, Refusal, SecretsUnavailable,
-        Used,
+        BegunPush, HostSecret, HostSecretUse, Ledger, NamedSecret, PlannedCall, Refusal,
+        SecretsUnavailable, Used,
     },
     vault::Vault,
 };
@@ -293,10 +293,9 @@ impl Ledger for StoreLedger {
         &self,
         session: &SessionId,
         repository: &RepositoryName,
-        commit: &str,
-        replaced: Option<&str>,
+        push: BegunPush<'_>,
     ) -> Result<(), Refusal> {
-        if replaced.is_some() {
+        if push.replaces {
             let count = self.store.replaced_commits(session, repository).await;
             let count = count.map_err(|error| unrecorded(session, &error))?;
             if count >= MAX_REPLACED {
@@ -306,8 +305,9 @@ impl Ledger for StoreLedger {
                 )));
             }
         }
-        let (repository, commit) = (repository.clone(), commit.to_owned());
-        let begun = Write::PushBegun { repository, commit, replaced: replaced.map(str::to_owned) };
+        let (repository, replaces) = (repository.clone(), push.replaces);
+        let (old, new) = (push.old.to_owned(), push.new.to_owned());
+        let begun = Write::PushBegun { repository, old, new, replaces };
         match self.store.session_commit(session, self.lease, now(), vec![begun]).await {
             Ok(_) => Ok(()),
             Err(error) => Err(unrecorded(session, &error)),

@@ -159,11 +159,13 @@ pub enum Write {
         repository: RepositoryName,
         commit: String,
     },
-    /// Records that a push of a commit is about to be sent, in place of another one or not.
+    /// Records that a push is about to be sent that moves the branch from one commit to another,
+    /// in place of it or on top of it. Earlier pushes without an answer no longer count.
     PushBegun {
         repository: RepositoryName,
-        commit: String,
-        replaced: Option<String>,
+        old: String,
+        new: String,
+        replaces: bool,
     },
     /// Records that the remote refused a push.
     PushFailed {
@@ -318,8 +320,8 @@ async fn apply_one(target: &mut Target<'_>, write: Write) -> Result<(), StoreErr
             checkouts::update(target, CheckoutColumn::BaseCommit, repository, commit).await
         }
         Write::Diff(diff) => sessions::set_diff(target, diff).await,
-        Write::PushBegun { repository, commit, replaced } => {
-            pushed_commits::begin(target, &repository, commit, replaced).await
+        Write::PushBegun { repository, old, new, replaces } => {
+            pushed_commits::begin(target, &repository, (old, new), replaces).await
         }
         Write::PushFailed { repository, commit } => {
             pushed_commits::refuse(target, &repository, commit).await

@@ -21,7 +21,7 @@ use super::{
 use crate::{
     door::Door,
     http::{self, Body},
-    ledger::{GitAccess, Refusal},
+    ledger::{BegunPush, GitAccess, Refusal},
 };
 
 const KEPT: &str = "refs/harvest/kept/";
@@ -115,14 +115,16 @@ impl Lease<'_> {
     /// Records that the push begins, and keeps at the remote what it replaces.
     pub(super) async fn begin(&self, update: BranchUpdate) -> Result<(), String> {
         let (session, repository) = (&self.door.policy.session, &self.access.name);
-        let old = &self.command.old;
-        let replaced = (update == BranchUpdate::Replace).then_some(old.as_str());
+        let Command { old, new, .. } = self.command;
+        let push = BegunPush { old, new, replaces: update == BranchUpdate::Replace };
         let ledger = &self.door.shared.ledger;
         ledger
-            .push_begins(session, repository, &self.command.new, replaced)
+            .push_begins(session, repository, push)
             .await
             .map_err(|refusal: Refusal| refusal.to_string())?;
-        let Some(old) = replaced else { return Ok(()) };
+        if !push.replaces {
+            return Ok(());
+        }
         let kept = self.keep(old).await;
         if kept.is_err() {
             self.refused().await;

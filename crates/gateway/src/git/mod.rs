@@ -144,6 +144,11 @@ async fn repository(
 #[derive(Clone)]
 struct CredentialRefused;
 
+/// Marks a response that says that the remote did not let git read the request. After any other
+/// failure, the remote may have taken a push.
+#[derive(Clone)]
+struct NothingTaken;
+
 /// Forwards a request that changes nothing.
 async fn fetch(
     door: &Door,
@@ -338,7 +343,14 @@ impl Remote {
                     .filter(|_| self.credential.is_none() && self.reach == Reach::Public)
                 {
                     Some(redirected) => Err(redirected),
-                    None => Err(self.error_response(shared, answered).await),
+                    None => {
+                        let is_locked = [401, 403, 404].contains(&answered.status().as_u16());
+                        let mut refused = self.error_response(shared, answered).await;
+                        if is_locked {
+                            refused.extensions_mut().insert(NothingTaken);
+                        }
+                        Err(refused)
+                    }
                 }
             }
             Err(failed) if is_private(&failed) => Err(refuse_private(&self.name, &self.url)),

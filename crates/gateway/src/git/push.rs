@@ -11,11 +11,11 @@ use http_body_util::{BodyDataStream, BodyExt};
 use hyper::{Response, StatusCode, body::Incoming, header, http::request::Parts};
 use tokio::{
     sync::oneshot,
-    time::{Instant, timeout},
+    time::{Instant, timeout, timeout_at},
 };
 
 use super::{
-    FROM_REMOTE, GitRequest, Remote, TO_REMOTE, filter_headers,
+    FROM_REMOTE, GitRequest, NothingTaken, Remote, TO_REMOTE, filter_headers,
     lease::Lease,
     pktline::{Commands, Objection, Report},
 };
@@ -122,6 +122,16 @@ impl Push {
         until: Instant,
         reply: oneshot::Sender<Response<Body>>,
     ) {
+        let turn = timeout_at(until, self.door.push_turn(&self.access.name)).await;
+        let Ok(Some(_turn)) = turn else {
+            let objects = |command| {
+                let reason = "another push of this session is in progress; try again".to_owned();
+                Objection { command, reason }
+            };
+            let objections: Vec<_> =
+                self.commands.commands.first().map(objects).into_iter().collect();
+            return drop(reply.send(self.refuse(&objections, body).await));
+        };
         // Sending the response fails when git has disconnected; the push counts anyway.
         let (remote, answered) = match self.send(head, body, until).await {
             Ok(sent) => sent,
@@ -166,9 +176,13 @@ impl Push {
         let head = stream::iter([Ok(head.bytes.freeze())]);
         let body = reqwest::Body::wrap_stream(head.chain(BodyDataStream::new(body)));
         let headers = filter_headers(&self.parts.headers, &TO_REMOTE);
-        let answered =
-            remote.send(&self.door.shared, GitRequest::Push, headers, Some(body)).await?;
-        Ok((remote, answered))
+        let sent = remote.send(&self.door.shared, GitRequest::Push, headers, Some(body)).await;
+        if let (Err(refused), Some(lease)) = (&sent, self.lease(&remote))
+            && refused.extensions().get::<NothingTaken>().is_some()
+        {
+            lease.refused().await;
+        }
+        Ok((remote, sent?))
     }
 
     fn lease<'a>(&'a self, remote: &'a Remote) -> Option<Lease<'a>> {

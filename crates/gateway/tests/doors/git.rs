@@ -359,6 +359,40 @@ async fn lease_of_unrecorded_push_is_not_lost() {
     assert!(ok, "{output}");
 }
 
+/// Sends a push whose pack is broken off; returns the answer.
+async fn push_without_objects(setup: &GitSetup, old: &str, new: &str) -> String {
+    let line = format!("{old} {new} refs/heads/{BRANCH}\0 report-status");
+    let mut body = format!("{:04x}{line}0000", line.len() + 4).into_bytes();
+    body.extend(b"PACK\0\0\0\x02\0\0\0\0");
+    let url = format!("{}/local/app.git/git-receive-pack", setup.inside);
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let kind = "application/x-git-receive-pack-request";
+    let request = client.post(url).header("content-type", kind).body(body);
+    request.send().await.unwrap().text().await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pushes_of_a_session_begin_one_by_one() {
+    let setup = GitSetup::new(Some(BRANCH)).await;
+    let ids: Vec<_> = (1..=8).map(|number| format!("{number:040x}")).collect();
+    let none = "0".repeat(40);
+    let pushes = ids.iter().map(|id| push_without_objects(&setup, &none, id));
+    let answers = futures_util::future::join_all(pushes).await;
+    assert!(answers.iter().all(|answer| answer.contains("unpack")), "{answers:?}");
+    assert_eq!(*setup.door.ledger.most_open_pushes.lock().unwrap(), 1);
+    assert_eq!(*setup.door.ledger.pushed.lock().unwrap(), [String::new(); 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn push_to_locked_remote_claims_no_commit() {
+    let setup = GitSetup::new(Some(BRANCH)).await;
+    setup.forge.set_token("app", &Secret::new("another".to_owned())).unwrap();
+    let answer = push_without_objects(&setup, &"0".repeat(40), &"1".repeat(40)).await;
+    assert!(answer.contains("refused the token"), "{answer}");
+    assert_eq!(*setup.door.ledger.most_open_pushes.lock().unwrap(), 1, "it had begun");
+    assert_eq!(*setup.door.ledger.pushed.lock().unwrap(), [String::new(); 0]);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn push_with_stale_tip_gives_no_lease() {
     let (setup, first) = pushed().await;
@@ -366,12 +400,7 @@ async fn push_with_stale_tip_gives_no_lease() {
     let work = setup.folder().join("work");
     git(&work, &["fetch", "-q", "origin"]).await;
     // As a hostile sandbox sends it: their commit as its own, in place of a commit of its own.
-    let line = format!("{first} {theirs} refs/heads/{BRANCH}\0 report-status");
-    let mut body = format!("{:04x}{line}0000", line.len() + 4).into_bytes();
-    body.extend(b"PACK\0\0\0\x02\0\0\0\0");
-    let url = format!("{}/local/app.git/git-receive-pack", setup.inside);
-    let client = reqwest::Client::builder().no_proxy().build().unwrap();
-    let answer = client.post(url).body(body).send().await.unwrap().text().await.unwrap();
+    let answer = push_without_objects(&setup, &first, &theirs).await;
     assert!(answer.contains("which this session did not push"), "{answer}");
     assert_eq!(*setup.door.ledger.pushed.lock().unwrap(), [first]);
 }

@@ -17,7 +17,10 @@ use std::{
     collections::HashMap,
     net::SocketAddr,
     path::PathBuf,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -26,8 +29,8 @@ use harvest_forge::LocalForge;
 use harvest_gateway::{
     DoorHandle, DoorSocket, Gateway, GatewayConfig,
     ledger::{
-        DoorPolicy, DoorPurpose, HostSecret, HostSecretUse, Ledger, NamedSecret, PlannedCall,
-        Refusal, ResolvedPolicy, SecretsUnavailable, Tools, Used,
+        BegunPush, DoorPolicy, DoorPurpose, HostSecret, HostSecretUse, Ledger, NamedSecret,
+        PlannedCall, Refusal, ResolvedPolicy, SecretsUnavailable, Tools, Used,
     },
 };
 use harvest_proto::{
@@ -67,6 +70,9 @@ struct RecordingLedger {
     pushed: Mutex<Vec<String>>,
     /// The commits that it replaced.
     replaced: Mutex<Vec<String>>,
+    /// Pushes that have begun and that the remote did not refuse yet.
+    open_pushes: AtomicUsize,
+    most_open_pushes: Mutex<usize>,
 }
 
 #[async_trait]
@@ -124,11 +130,13 @@ impl Ledger for RecordingLedger {
         &self,
         _: &SessionId,
         _: &RepositoryName,
-        commit: &str,
-        replaced: Option<&str>,
+        push: BegunPush<'_>,
     ) -> Result<(), Refusal> {
-        self.pushed.lock().unwrap().push(commit.to_owned());
-        self.replaced.lock().unwrap().extend(replaced.map(str::to_owned));
+        self.pushed.lock().unwrap().push(push.new.to_owned());
+        let replaced = push.replaces.then(|| push.old.to_owned());
+        self.replaced.lock().unwrap().extend(replaced);
+        let mut most = self.most_open_pushes.lock().unwrap();
+        *most = (*most).max(self.open_pushes.fetch_add(1, Ordering::SeqCst) + 1);
         Ok(())
     }
 
@@ -136,6 +144,7 @@ impl Ledger for RecordingLedger {
         let mut pushed = self.pushed.lock().unwrap();
         let last = pushed.iter().rposition(|pushed| pushed == commit).unwrap();
         pushed.remove(last);
+        self.open_pushes.fetch_sub(1, Ordering::SeqCst);
     }
 
     async fn record_use(&self, _: &SessionId, used: HostSecretUse) -> Result<(), Refusal> {
@@ -168,6 +177,9 @@ impl Ledger for RecordingLedger {
     }
 
     async fn log(&self, _: &SessionId, event: EventBody) {
+        if matches!(event, EventBody::Pushed { .. }) {
+            self.open_pushes.fetch_sub(1, Ordering::SeqCst);
+        }
         self.events.lock().unwrap().push(event);
         self.changed.notify_waiters();
     }

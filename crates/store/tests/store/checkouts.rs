@@ -12,6 +12,7 @@ on_both!(
     checkout_updates_affect_one_repository,
     each_repository_has_its_own_pull_request,
     leases_survive_failed_and_unrecorded_pushes,
+    only_newest_push_without_answer_counts,
     merged_pull_requests_are_not_listed,
     repository_in_use_cannot_be_deleted,
     sessions_are_filtered_by_title_repository_key,
@@ -43,10 +44,11 @@ async fn checkout_updates_affect_one_repository(test: TestStore) {
 async fn leases_survive_failed_and_unrecorded_pushes(test: TestStore) {
     let session = test.session().await;
     let of: harvest_proto::RepositoryName = "o/r".parse().unwrap();
-    let begun = |commit: &str, replaced: Option<&str>| Write::PushBegun {
+    let begun = |new: &str, replaced: Option<&str>| Write::PushBegun {
         repository: of.clone(),
-        commit: commit.into(),
-        replaced: replaced.map(str::to_owned),
+        old: replaced.unwrap_or("0000").into(),
+        new: new.into(),
+        replaces: replaced.is_some(),
     };
     let ended = |commit: &str, accepted| match accepted {
         true => Write::Pushed { repository: of.clone(), commit: commit.into() },
@@ -71,6 +73,38 @@ async fn leases_survive_failed_and_unrecorded_pushes(test: TestStore) {
     assert!(!test.store.has_pushed(&SessionId::random(), &of, "first").await.unwrap());
     assert_eq!(test.store.replaced_commits(&session, &of).await.unwrap(), 1);
     assert_eq!(test.store.replaced_commits(&session, &other).await.unwrap(), 0);
+}
+
+async fn only_newest_push_without_answer_counts(test: TestStore) {
+    let session = test.session().await;
+    let of: harvest_proto::RepositoryName = "o/r".parse().unwrap();
+    let own = async || {
+        let mut own = Vec::new();
+        for commit in ["first", "a", "b", "c", "d", "e"] {
+            if test.store.has_pushed(&session, &of, commit).await.unwrap() {
+                own.push(commit);
+            }
+        }
+        own
+    };
+    let begin = async |old: &str, new: &str, replaces| {
+        let (repository, old, new) = (of.clone(), old.to_owned(), new.to_owned());
+        let begun = Write::PushBegun { repository, old, new, replaces };
+        test.commit(&session, vec![begun]).await.unwrap();
+    };
+    let pushed = Write::Pushed { repository: of.clone(), commit: "first".into() };
+    test.commit(&session, vec![pushed]).await.unwrap();
+    // Broken off, one after the other.
+    for commit in ["a", "b", "c"] {
+        begin("0000", commit, false).await;
+    }
+    assert_eq!(own().await, ["first", "c"]);
+    // The remote had taken it nevertheless: it stays the session's until it is replaced.
+    begin("c", "d", false).await;
+    assert_eq!(own().await, ["first", "c", "d"]);
+    begin("c", "e", true).await;
+    assert_eq!(own().await, ["first", "e"]);
+    assert_eq!(test.store.replaced_commits(&session, &of).await.unwrap(), 1);
 }
 
 fn pull_request(number: u64) -> PullRequest {
