@@ -273,6 +273,15 @@ pub enum DoorPurpose {
     /// The check of a commit: it reaches no model and no tools, and uses no secret of a person or
     /// session except to fetch the repository.
     Check,
+    /// As [`Self::Check`], of a commit that is on no branch of the repository: anybody may have
+    /// written it, so it uses no secret for hosts at all.
+    StrangersCheck,
+}
+
+impl DoorPurpose {
+    pub(crate) fn is_check(self) -> bool {
+        self != Self::Work
+    }
 }
 
 impl DoorPolicy {
@@ -284,6 +293,7 @@ impl DoorPolicy {
         match self.purpose {
             DoorPurpose::Work => self.secrets.clone(),
             DoorPurpose::Check => self.secrets.iter().filter(is_shared).cloned().collect(),
+            DoorPurpose::StrangersCheck => Vec::new(),
         }
     }
 }
@@ -369,6 +379,7 @@ mod tests {
             purpose,
         };
         assert_eq!(policy(DoorPurpose::Check).host_secret_owners(), shared);
+        assert_eq!(policy(DoorPurpose::StrangersCheck).host_secret_owners(), []);
         assert_eq!(policy(DoorPurpose::Work).host_secret_owners().len(), 4);
     }
 }

@@ -30,7 +30,7 @@ use self::{
 use crate::{
     door::Door,
     http::{self, Abort, Body},
-    ledger::{DoorPurpose, Tools},
+    ledger::Tools,
 };
 
 // A tool's arguments are small. Parsed, a hostile body takes 16 to 32 times its size, as long as
@@ -56,7 +56,7 @@ pub(crate) async fn answer(
             };
         }
     }
-    if door.policy.purpose == DoorPurpose::Check {
+    if door.policy.purpose.is_check() {
         return Ok(http::text(StatusCode::FORBIDDEN, "a check has no tools"));
     }
     // Also the answer to clients that look for an authorization server first.

@@ -35,7 +35,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use crate::{
     door::Door,
     http::{self, Abort, Body},
-    ledger::{DoorPurpose, PlannedCall, Refusal, Used},
+    ledger::{PlannedCall, Refusal, Used},
     policy::{self, Verdict},
 };
 
@@ -86,7 +86,7 @@ pub(crate) async fn answer(
     door: Arc<Door>,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Abort> {
-    if door.policy.purpose == DoorPurpose::Check {
+    if door.policy.purpose.is_check() {
         door.log_refusal(MODEL_NAME, NO_MODEL, None).await;
         return Ok(error(StatusCode::FORBIDDEN, "permission_error", NO_MODEL));
     }

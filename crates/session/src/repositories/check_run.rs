@@ -16,6 +16,7 @@ use super::{
     check::{self, Declared},
     default_network,
     evidence::other,
+    judge::Judge,
     shared_owners,
 };
 use crate::{
@@ -27,8 +28,10 @@ use crate::{
 /// A check to run.
 pub(super) struct CheckOrder<'a> {
     pub(super) repository: &'a Repository,
-    /// The branch that declares the check; `None` for the remote's default branch.
-    pub(super) base: Option<&'a BranchName>,
+    /// The branch that declares the check.
+    pub(super) judge: &'a Judge,
+    /// Whether the commit is the repository's own, or a stranger's.
+    pub(super) purpose: DoorPurpose,
     /// A branch of the remote that has the commit; without one the commit itself is fetched.
     pub(super) branch: Option<&'a BranchName>,
     pub(super) commit: &'a str,
@@ -53,8 +56,10 @@ pub(super) async fn run_check(
 ) -> Result<Evidence, EphemeralError> {
     let timeouts = &repositories.shared.sandboxes.timeouts;
     let limit = timeouts.check + timeouts.boot;
+    let judge = order.judge;
     let run = tokio::time::timeout(limit, run(repositories, order, step));
-    run.await.map_err(|_| EphemeralError::TimedOut { limit })?
+    let evidence = run.await.map_err(|_| EphemeralError::TimedOut { limit })??;
+    Ok(judge.name(evidence))
 }
 
 async fn run(
@@ -63,7 +68,8 @@ async fn run(
     step: &(dyn Fn(&str) + Sync),
 ) -> Result<Evidence, EphemeralError> {
     let shared = &repositories.shared;
-    let on_branch = repositories.on_branch(order.repository.clone(), order.base).await;
+    let on_branch =
+        repositories.on_branch(order.repository.clone(), order.judge.boots.as_ref()).await;
     let repository = &on_branch.map_err(other)?;
     let from = repositories.origin(Some(repository), order.agent).await?;
     let start = boot_start(&from);
@@ -75,7 +81,7 @@ async fn run(
             .await?;
     step("booting on the base");
     let (name, url) = (&repository.name, repositories.current_url(&repository.url));
-    let base = order.base.cloned();
+    let base = order.judge.boots.clone();
     sandbox.boot((name, url), base, start, Some(order.user), |_| Ok(())).await?;
     let script = check::keep_script(&sandbox.bridge, name).await?;
     step("checking out the commit");
@@ -124,8 +130,7 @@ fn declared(
         None => none.tail,
     };
     let base_commit = base;
-    let none =
-        Evidence { base: order.base.cloned(), base_commit, changed, changed_count, tail, ..none };
+    let none = Evidence { base_commit, changed, changed_count, tail, ..none };
     (declared, none)
 }
 
@@ -143,7 +148,7 @@ async fn door(
         upstream: watch::channel(UpstreamName::scripted()).1,
         branch: None,
         secrets: shared_owners(std::iter::once(repository.name.clone()), order.user),
-        purpose: DoorPurpose::Check,
+        purpose: order.purpose,
     };
     let policy = repositories.pass(std::slice::from_ref(repository), spec).await.map_err(other)?;
     // What belongs to no session is stored nowhere.

@@ -1,6 +1,7 @@
 //! Reviews pushed commits after a turn: opens the pull request and runs the repository's check on
 //! exactly that commit, in a fresh sandbox the agent never touched.
 
+use harvest_gateway::ledger::DoorPurpose;
 use harvest_proto::{
     EventBody, SessionId,
     api::{CheckOutcome, Evidence, Repository},
@@ -56,12 +57,13 @@ async fn try_review(
     for checkout in &record.checkouts {
         let Some(commit) = checkout.unreviewed() else { continue };
         let new = of_session(session, &record.session.branch, checkout, commit);
-        let reviewed = match VerificationRecord::begin(repositories, new).await {
-            Ok(verification) => {
-                review_one(repositories, &record, checkout, commit, verification).await
-            }
-            Err(error) => Err(other(error)),
-        };
+        let reviewed =
+            match VerificationRecord::begin(repositories, new, &record.session.author).await {
+                Ok(verification) => {
+                    review_one(repositories, &record, checkout, commit, verification).await
+                }
+                Err(error) => Err(other(error)),
+            };
         match reviewed {
             Ok(evidence) => results.push(evidence),
             Err(error) => failed.push(format!(
@@ -120,12 +122,15 @@ async fn try_review_one(
     verification.step("waiting for a slot");
     let _slot = shared.sandboxes.checks.acquire(&session.author.email.to_lowercase()).await;
     verification.running().await.map_err(other)?;
+    let user = &session.author;
+    let judge = repositories.judge(&repository, checkout.base.as_ref(), user).await;
     let order = CheckOrder {
         repository: &repository,
-        base: checkout.base.as_ref(),
+        judge: &judge,
+        purpose: DoorPurpose::Check,
         branch: Some(&session.branch),
         commit,
-        user: &session.author,
+        user,
         agent: &session.agent,
         // What the session may not reach, the code that it wrote may not either.
         network: session.network,
@@ -134,12 +139,30 @@ async fn try_review_one(
         snapshot: verification.snapshot.clone(),
     };
     let evidence = run_check(repositories, order, &|step| verification.step(step)).await?;
-    let mut writes = pull_requests::publish_evidence(shared, work, pull, &evidence).await?;
+    let (newest, status) = (is_newest(shared, work).await?, judge.status());
+    // Evidence of a newer commit may be there already. This one stays in the row, and at its commit.
+    let pull = pull.filter(|_| newest);
+    let shown = (&evidence, status.as_str());
+    let mut writes = pull_requests::publish_evidence(shared, work, pull, shown).await?;
+    if !newest {
+        write(shared, &session.id, writes).await.map_err(other)?;
+        return Ok(evidence);
+    }
     let reviewed = Write::Reviewed { repository: repository.name, commit: commit.to_owned() };
     // First: clients that follow the session stop waiting at the first warning.
     writes.splice(0..0, [event(EventBody::Evidence(evidence.clone())), reviewed]);
     write(shared, &session.id, writes).await.map_err(other)?;
     Ok(evidence)
+}
+
+/// Whether no other commit has been pushed meanwhile.
+async fn is_newest(
+    shared: &RepositoryContext,
+    work: PushedCommit<'_>,
+) -> Result<bool, EphemeralError> {
+    let record = shared.store.session_get(&work.record.session.id).await.map_err(other)?;
+    let now = record.checkouts.iter().find(|now| now.repository == work.checkout.repository);
+    Ok(now.is_some_and(|now| now.pushed_commit.as_deref() == Some(work.commit)))
 }
 
 /// A commit pushed through the git door.

@@ -12,6 +12,7 @@ mod evidence;
 mod forge_access;
 mod forge_calls;
 mod forge_news;
+mod judge;
 mod memory;
 mod network;
 mod origin;

@@ -29,9 +29,6 @@ const PROMPT_CHARACTERS: usize = 4000;
 /// The token that users keep for GitHub.
 const GITHUB_TOKEN: &str = "GITHUB_TOKEN";
 
-/// The name of the commit status.
-const STATUS: &str = "harvest/check";
-
 /// What the agent or a user says about a pull request; the session's title and first prompt by
 /// default.
 #[derive(Debug, Clone, Default)]
@@ -97,7 +94,7 @@ pub(super) async fn publish_evidence(
     shared: &RepositoryContext,
     work: PushedCommit<'_>,
     pull: Option<PullRequest>,
-    evidence: &Evidence,
+    (evidence, status): (&Evidence, &str),
 ) -> Result<Vec<Write>, EphemeralError> {
     if !shared.forge.owns(&shared.forge.current_url(&work.repository.url)) {
         return Ok(Vec::new());
@@ -119,7 +116,7 @@ pub(super) async fn publish_evidence(
         }
     }
     let remote = remote_of(shared, work.record, work.repository).await;
-    failed.extend(set_status(shared, &remote, work.commit, evidence).await.err());
+    failed.extend(set_status(shared, &remote, work.commit, (evidence, status)).await.err());
     for failure in failed {
         if failure.may_pass() {
             return Err(other(failure));
@@ -153,12 +150,12 @@ async fn show_evidence(
     Ok(shown)
 }
 
-/// Shows the result of a check as a status of its commit.
+/// Shows the result of a check as a status of its commit, with this context.
 pub(super) async fn set_status(
     shared: &RepositoryContext,
     remote: &RemoteRepository,
     commit: &str,
-    evidence: &Evidence,
+    (evidence, context): (&Evidence, &str),
 ) -> Result<(), ForgeFailure> {
     let state = match evidence.outcome {
         CheckOutcome::Passed => CheckState::Success,
@@ -171,7 +168,7 @@ pub(super) async fn set_status(
         evidence.outcome,
         body::describe(&evidence.exit)
     );
-    let status = CheckStatus { state, context: STATUS.to_owned(), description };
+    let status = CheckStatus { state, context: context.to_owned(), description };
     with_retry(|| shared.forge.set_status(remote, commit, status.clone())).await
 }
 

@@ -10,6 +10,7 @@ use futures_util::stream::{BoxStream, StreamExt};
 use harvest_proto::{
     RepositoryName, SnapshotId, VerificationId,
     api::{Evidence, Verification, VerificationStatus},
+    bridge::Author,
 };
 use harvest_store::StoreError;
 use tokio::sync::watch;
@@ -19,18 +20,69 @@ use crate::{
     ephemeral::EphemeralError, error::SessionError, error_chain::error_chain, wall_clock::now,
 };
 
+/// Verifications that a user may have waiting and running, to order another one. Checks after a
+/// push count, and are never refused.
+const MAX_UNFINISHED: usize = 20;
+
 /// The verifications in progress.
 #[derive(Default)]
-pub(crate) struct LiveVerifications(Mutex<HashMap<VerificationId, watch::Sender<Verification>>>);
+pub(crate) struct LiveVerifications(Mutex<HashMap<VerificationId, Live>>);
+
+struct Live {
+    now: watch::Sender<Verification>,
+    /// The e-mail address of the user that it runs for, in lower case.
+    user: String,
+}
+
+/// What becomes of an ordered verification.
+pub(super) enum Ordered {
+    Begun(VerificationRecord),
+    /// The same check waits or runs already.
+    Same(Verification),
+}
 
 impl LiveVerifications {
-    fn lock(&self) -> MutexGuard<'_, HashMap<VerificationId, watch::Sender<Verification>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<VerificationId, Live>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn follow(&self, id: &VerificationId) -> Option<watch::Receiver<Verification>> {
-        self.lock().get(id).map(watch::Sender::subscribe)
+        self.lock().get(id).map(|live| live.now.subscribe())
     }
+
+    fn add(&self, live: Live) {
+        let id = live.now.borrow().id.clone();
+        self.lock().insert(id, live);
+    }
+
+    /// Adds an ordered one, unless the same is in progress or the user has too many.
+    fn order(&self, new: Live) -> Result<Option<Verification>, SessionError> {
+        let mut all = self.lock();
+        let id = {
+            let wanted = new.now.borrow();
+            let found = all.values().find(|live| is_same(&live.now.borrow(), &wanted));
+            if let Some(same) = found {
+                return Ok(Some(same.now.borrow().clone()));
+            }
+            wanted.id.clone()
+        };
+        if all.values().filter(|live| live.user == new.user).count() >= MAX_UNFINISHED {
+            let what = format!("{MAX_UNFINISHED} checks of {} wait or run", new.user);
+            let hint = "try again when one of them has ended";
+            return Err(SessionError::conflict("too_many_verifications", what, hint));
+        }
+        all.insert(id, new);
+        Ok(None)
+    }
+}
+
+/// Whether two verifications in progress have the same result.
+fn is_same(one: &Verification, other: &Verification) -> bool {
+    let key = |of: &Verification| {
+        let (repository, session) = (of.repository.clone(), of.session.clone());
+        (repository, session, of.pull_request, of.commit.clone(), of.base.clone())
+    };
+    !one.status.has_ended() && one.revision == other.revision && key(one) == key(other)
 }
 
 /// A verification in progress. Dropped before its end, it ends as cancelled.
@@ -43,16 +95,41 @@ pub(super) struct VerificationRecord {
 }
 
 impl VerificationRecord {
+    /// The record of a check after a push.
     pub(super) async fn begin(
         repositories: &Repositories,
         new: Verification,
+        user: &Author,
+    ) -> Result<Self, StoreError> {
+        let (now, live) = entry(new, user);
+        repositories.shared.verifications.add(live);
+        Self::store(repositories, now).await
+    }
+
+    /// The record of a check that a user orders.
+    pub(super) async fn order(
+        repositories: &Repositories,
+        new: Verification,
+        user: &Author,
+    ) -> Result<Ordered, SessionError> {
+        let (now, live) = entry(new, user);
+        match repositories.shared.verifications.order(live)? {
+            Some(same) => Ok(Ordered::Same(same)),
+            None => Ok(Ordered::Begun(Self::store(repositories, now).await?)),
+        }
+    }
+
+    async fn store(
+        repositories: &Repositories,
+        now: watch::Sender<Verification>,
     ) -> Result<Self, StoreError> {
         let shared = Arc::clone(&repositories.shared);
-        let (lease, snapshot) = (shared.sandboxes.lease, SnapshotId::random());
-        shared.store.verification_insert(lease, &new, &snapshot).await?;
-        let now = watch::Sender::new(new);
-        shared.verifications.lock().insert(now.borrow().id.clone(), now.clone());
-        Ok(Self { shared, now, snapshot, ended: false })
+        let mut record = Self { shared, now, snapshot: SnapshotId::random(), ended: false };
+        let (lease, new) = (record.shared.sandboxes.lease, record.current());
+        let stored = record.shared.store.verification_insert(lease, &new, &record.snapshot).await;
+        // Without a row there is nothing to end.
+        record.ended = stored.is_err();
+        stored.map(|()| record)
     }
 
     pub(super) fn current(&self) -> Verification {
@@ -83,6 +160,12 @@ impl VerificationRecord {
         self.now.send_replace(ended.clone());
         ended
     }
+}
+
+fn entry(new: Verification, user: &Author) -> (watch::Sender<Verification>, Live) {
+    let now = watch::Sender::new(new);
+    // E-mail addresses are compared without case.
+    (now.clone(), Live { now, user: user.email.to_lowercase() })
 }
 
 impl Drop for VerificationRecord {
@@ -161,8 +244,8 @@ impl Repositories {
         let mut all = self.shared.store.verification_list(name).await?;
         let live = self.shared.verifications.lock();
         for one in &mut all {
-            if let Some(now) = live.get(&one.id) {
-                *one = now.borrow().clone();
+            if let Some(live) = live.get(&one.id) {
+                *one = live.now.borrow().clone();
             }
         }
         Ok(all)

@@ -2,6 +2,7 @@
 //! at the forge.
 
 use harvest_forge::RemoteRepository;
+use harvest_gateway::ledger::DoorPurpose;
 use harvest_proto::{
     AgentName, BranchName, Hint as _, NetworkPolicy, RepositoryName, SecretOwner, SessionId,
     VerificationId,
@@ -14,9 +15,9 @@ use super::{
     Repositories,
     check_run::{CheckOrder, run_check},
     evidence::review_one,
+    judge::Judge,
     pull_requests::{remote_for, set_status},
-    shared_owners,
-    verifications::{VerificationRecord, describe},
+    verifications::{Ordered, VerificationRecord, describe},
 };
 use crate::{error::SessionError, error_chain::error_chain, wall_clock::now};
 
@@ -27,14 +28,17 @@ struct Target {
     commit: String,
     branch: Option<BranchName>,
     base: Option<BranchName>,
+    /// Whether a branch of the repository is at the commit: whoever put it there may write to it.
+    is_own: bool,
 }
 
 impl Repositories {
     /// Starts the check of a commit for a user, whose e-mail address decides when it is its turn.
-    /// It continues when the caller goes away.
+    /// It continues when the caller goes away. The same check that waits or runs is returned.
     ///
     /// # Errors
-    /// When the repository, branch or pull request does not exist, or the remote does not answer.
+    /// When the repository, branch or pull request does not exist, the remote does not answer, or
+    /// the user has too many unfinished verifications.
     pub async fn verify(
         &self,
         name: &RepositoryName,
@@ -45,7 +49,10 @@ impl Repositories {
         let remote = remote_for(&self.shared, &[SecretOwner::user(&user.email)], &repository).await;
         let target = self.target(&repository, &remote, order, user).await?;
         let new = new_verification(name, None, &target);
-        let record = VerificationRecord::begin(self, new).await?;
+        let record = match VerificationRecord::order(self, new, user).await? {
+            Ordered::Begun(record) => record,
+            Ordered::Same(same) => return Ok(same),
+        };
         let queued = record.current();
         let (repositories, user) = (self.clone(), user.clone());
         self.shared.sandboxes.tasks.spawn(async move {
@@ -58,7 +65,8 @@ impl Repositories {
     /// session, as after a turn.
     ///
     /// # Errors
-    /// When the session does not exist, or has pushed nothing.
+    /// When the session does not exist or has pushed nothing, or its author has too many unfinished
+    /// verifications.
     pub async fn verify_session(
         &self,
         session: &SessionId,
@@ -68,7 +76,14 @@ impl Repositories {
         for checkout in &record.checkouts {
             let Some(commit) = checkout.pushed_commit.clone() else { continue };
             let new = of_session(session, &record.session.branch, checkout, &commit);
-            let verification = VerificationRecord::begin(self, new).await?;
+            let author = &record.session.author;
+            let verification = match VerificationRecord::order(self, new, author).await? {
+                Ordered::Begun(verification) => verification,
+                Ordered::Same(same) => {
+                    started.push(same);
+                    continue;
+                }
+            };
             started.push(verification.current());
             let (repositories, record, checkout) = (self.clone(), record.clone(), checkout.clone());
             self.shared.sandboxes.tasks.spawn(async move {
@@ -107,20 +122,24 @@ impl Repositories {
                     SessionError::conflict("forge_failed", what, hint)
                 })?;
                 let revision = found.branch.to_string();
-                // The branch may be in another repository: the commit is fetched by its id.
                 let (commit, base) = (found.commit, Some(found.base));
-                Ok(Target { revision, pull_request: Some(number), commit, branch: None, base })
+                // The branch may be in another repository: the commit is fetched by its id.
+                let tip = self.remote_tip(repository, Some(&found.branch), user).await;
+                let is_own = tip.flatten().as_ref() == Some(&commit);
+                let pull_request = Some(number);
+                Ok(Target { revision, pull_request, commit, branch: None, base, is_own })
             }
             (Some(revision), None) if is_commit(&revision) => {
                 let commit = revision.to_ascii_lowercase();
-                Ok(Target { revision, pull_request: None, commit, branch: None, base })
+                let (pull_request, branch, is_own) = (None, None, false);
+                Ok(Target { revision, pull_request, commit, branch, base, is_own })
             }
             (revision, None) => {
                 let branch = revision.map(|revision| parse_branch(&revision)).transpose()?;
                 let branch = branch.or_else(|| base.clone());
                 let commit = self.tip_for(repository, branch.as_ref(), user).await?;
                 let revision = branch.as_ref().map_or("HEAD".to_owned(), ToString::to_string);
-                Ok(Target { revision, pull_request: None, commit, branch, base })
+                Ok(Target { revision, pull_request: None, commit, branch, base, is_own: true })
             }
         }
     }
@@ -132,14 +151,8 @@ impl Repositories {
         branch: Option<&BranchName>,
         user: &Author,
     ) -> Result<String, SessionError> {
-        let access = self.git_access(repository, None);
-        let owners = shared_owners(std::iter::once(repository.name.clone()), user);
-        let tip = match self.shared.forge.tip(&access.url, branch) {
-            Some(tip) => Some(tip),
-            None => self.shared.sandboxes.doors.tip(&access, &owners, branch).await,
-        };
         let name = &repository.name;
-        let Some(tip) = tip else {
+        let Some(tip) = self.remote_tip(repository, branch, user).await else {
             let what = format!("the remote of {name} does not answer");
             let hint = "`harvest repo show` prints its URL; try again";
             return Err(SessionError::conflict("remote_unavailable", what, hint));
@@ -170,9 +183,14 @@ impl Repositories {
             user: Some(user.email.clone()),
             ..ComputeOwner::default()
         };
+        let judge = self.judge(&repository, target.base.as_ref(), user).await;
         let order = CheckOrder {
             repository: &repository,
-            base: target.base.as_ref(),
+            judge: &judge,
+            purpose: match target.is_own {
+                true => DoorPurpose::Check,
+                false => DoorPurpose::StrangersCheck,
+            },
             branch: target.branch.as_ref(),
             commit: &target.commit,
             user,
@@ -185,7 +203,7 @@ impl Repositories {
         match run_check(self, order, &|step| record.step(step)).await {
             Ok(evidence) => {
                 record.step("showing the result at the forge");
-                let unpublished = self.publish(&remote, &target, &evidence).await.err();
+                let unpublished = self.publish(&remote, &target, (&evidence, &judge)).await.err();
                 record.end(Ok(evidence), unpublished).await;
             }
             Err(error) => drop(record.end(Err(describe(&error)), None).await),
@@ -197,7 +215,7 @@ impl Repositories {
         &self,
         remote: &RemoteRepository,
         target: &Target,
-        evidence: &Evidence,
+        (evidence, judge): (&Evidence, &Judge),
     ) -> Result<(), String> {
         let forge = &self.shared.forge;
         if !forge.owns(&remote.url) {
@@ -207,7 +225,8 @@ impl Repositories {
             let shown = forge.set_evidence(&remote.url, number, evidence.clone()).await;
             shown.map_err(|failure| error_chain(&failure))?;
         }
-        let set = set_status(&self.shared, remote, &target.commit, evidence).await;
+        let set =
+            set_status(&self.shared, remote, &target.commit, (evidence, &judge.status())).await;
         set.map_err(|failure| error_chain(&failure))
     }
 }
@@ -225,6 +244,7 @@ pub(super) fn of_session(
         commit: commit.to_owned(),
         branch: Some(branch.clone()),
         base: checkout.base.clone(),
+        is_own: true,
     };
     new_verification(&checkout.repository, Some(session), &target)
 }

@@ -50,13 +50,30 @@ async fn verification_ends_with_evidence_and_status() {
     let saved = harness.fake.snapshots_taken();
     assert_eq!(saved, [(evidence.snapshot_id.unwrap(), SnapshotKind::Check)]);
     let pass = harness.doors.0.lock().unwrap().last().unwrap().clone();
-    assert_eq!((pass.purpose, &pass.repositories[0].branch), (DoorPurpose::Check, &None));
+    assert_eq!((pass.purpose, &pass.repositories[0].branch), (DoorPurpose::StrangersCheck, &None));
 }
 
 #[tokio::test]
 async fn pull_request_is_checked_against_its_base() {
     let harness = Harness::new().await;
     let parts = harness.serve_parts(harness.lease().await).await;
+    let order = open_seven(&harness, &parts.repositories).await;
+    let verified = verify(&parts.repositories, order).await;
+    assert_eq!((verified.pull_request, verified.revision.as_str()), (Some(7), "theirs"));
+    let evidence = verified.evidence.unwrap();
+    assert_eq!((evidence.commit, evidence.base), (commit(7), "release".parse().ok()));
+    let context = harness.pulls.statuses.lock().unwrap()[0].1.context.clone();
+    assert_eq!(context, "harvest/check (release)", "a base that anybody may create");
+    // The default branch is at the same commit.
+    *harness.doors.2.lock().unwrap() = commit(8);
+    let order = open_seven(&harness, &parts.repositories).await;
+    let verified = verify(&parts.repositories, order).await;
+    assert_eq!(verified.evidence.unwrap().base, "release".parse().ok());
+    assert_eq!(harness.pulls.statuses.lock().unwrap()[1].1.context, "harvest/check");
+}
+
+/// Opens the pull request 7 at the forge, and orders its check.
+async fn open_seven(harness: &Harness, repositories: &Repositories) -> VerifyRepository {
     let pull = PullRequest {
         number: 7,
         url: "http://forge/7".into(),
@@ -69,13 +86,48 @@ async fn pull_request_is_checked_against_its_base() {
         commit: commit(7),
         evidence: None,
     };
-    let url = parts.repositories.get(&demo()).await.unwrap().url;
+    let url = repositories.get(&demo()).await.unwrap().url;
     harness.pulls.open.lock().unwrap().insert(url, pull);
-    let order = VerifyRepository { pull_request: Some(7), ..VerifyRepository::default() };
-    let verified = verify(&parts.repositories, order).await;
-    assert_eq!((verified.pull_request, verified.revision.as_str()), (Some(7), "theirs"));
-    let evidence = verified.evidence.unwrap();
-    assert_eq!((evidence.commit, evidence.base), (commit(7), "release".parse().ok()));
+    VerifyRepository { pull_request: Some(7), ..VerifyRepository::default() }
+}
+
+#[tokio::test]
+async fn commits_of_strangers_get_no_host_secrets() {
+    let harness = Harness::new().await;
+    let parts = harness.serve_parts(harness.lease().await).await;
+    let pull = open_seven(&harness, &parts.repositories).await;
+    let main = revision("main");
+    for (tip, order, purpose) in [
+        // A fork's branch, which the repository does not have or has at another commit.
+        (commit(1), pull.clone(), DoorPurpose::StrangersCheck),
+        (commit(7), pull, DoorPurpose::Check),
+        (commit(7), main, DoorPurpose::Check),
+        (commit(7), revision(&commit(7)), DoorPurpose::StrangersCheck),
+    ] {
+        *harness.doors.2.lock().unwrap() = tip;
+        verify(&parts.repositories, order).await;
+        assert_eq!(harness.doors.0.lock().unwrap().last().unwrap().purpose, purpose);
+    }
+}
+
+#[tokio::test]
+async fn user_has_twenty_unfinished_verifications() {
+    let harness = Harness::new().await;
+    let parts = harness.serve_parts(harness.lease().await).await;
+    harness.fake.hold_creates(true);
+    let order = async |number: u32| {
+        parts.repositories.verify(&demo(), revision(&commit(number)), &ada()).await
+    };
+    let first = order(0).await.unwrap();
+    assert_eq!(order(0).await.unwrap().id, first.id, "the same check is not run twice");
+    for number in 1..20 {
+        assert_ne!(order(number).await.unwrap().id, first.id);
+    }
+    assert_eq!(order(20).await.unwrap_err().code(), "too_many_verifications");
+    assert_eq!(parts.repositories.verifications(&demo()).await.unwrap().len(), 20);
+    harness.fake.hold_creates(false);
+    ended(&parts.repositories, &first.id).await;
+    assert_ne!(order(0).await.unwrap().id, first.id, "it has ended");
 }
 
 #[tokio::test]
@@ -137,18 +189,54 @@ async fn snapshots_of_five_newest_checks_are_kept() {
 }
 
 #[tokio::test]
-async fn pushed_work_is_verified_again() {
+async fn older_check_does_not_replace_newer_evidence() {
     let harness = Harness::new().await;
     let lease = harness.lease().await;
     let parts = harness.serve_parts(lease).await;
     let ledger = StoreLedger::new(harness.store.clone(), lease, harness.vault.clone(), None);
+    let session = holding_session(&parts).await;
+    until(&parts.sessions, &session.id, started).await;
+    let push = async |commit: String| {
+        let (repository, branch) = (demo(), session.branch.clone());
+        ledger.log(&session.id, EventBody::Pushed { repository, branch, commit }).await;
+    };
+    push(commit(1)).await;
+    harness.fake.hold_creates(true);
+    let older = parts.repositories.verify_session(&session.id).await.unwrap().remove(0);
+    push(commit(2)).await;
+    harness.fake.hold_creates(false);
+    let older = ended(&parts.repositories, &older.id).await;
+    assert_eq!(older.evidence.unwrap().commit, commit(1), "it stays in the row");
+    let statuses = harness.pulls.statuses.lock().unwrap().clone();
+    assert_eq!(statuses.last().unwrap().0, commit(1), "and at the commit");
+    let events = all(&parts.sessions, &session.id).await;
+    assert!(
+        !events.iter().any(|event| matches!(event.body, EventBody::Evidence(_))),
+        "{events:#?}"
+    );
+    let record = harness.store.session_get(&session.id).await.unwrap();
+    assert_eq!(record.checkouts[0].unreviewed(), Some(commit(2).as_str()));
+    let pull = parts.sessions.get(&session.id).await.unwrap().repositories.remove(0).pr.unwrap();
+    assert_eq!(pull.evidence, None);
+}
+
+async fn holding_session(parts: &ServerParts) -> Session {
     let session = CreateSession {
         repository: Some("demo".into()),
         network: Some(NetworkPolicy::None),
         prompt: Some("hold".parse().unwrap()),
         ..CreateSession::default()
     };
-    let session = parts.sessions.create(session, ada()).await.unwrap();
+    parts.sessions.create(session, ada()).await.unwrap()
+}
+
+#[tokio::test]
+async fn pushed_work_is_verified_again() {
+    let harness = Harness::new().await;
+    let lease = harness.lease().await;
+    let parts = harness.serve_parts(lease).await;
+    let ledger = StoreLedger::new(harness.store.clone(), lease, harness.vault.clone(), None);
+    let session = holding_session(&parts).await;
     let refused = parts.repositories.verify_session(&session.id).await.unwrap_err();
     assert_eq!(refused.code(), "nothing_pushed");
     until(&parts.sessions, &session.id, started).await;
