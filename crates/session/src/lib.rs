@@ -85,6 +85,7 @@ pub use retention::Retention;
 pub use sandboxes::{Limits, Sandboxes};
 pub use server_parts::{Config, Dependencies, ServerParts};
 pub use sessions::{
-    CreatedUnderKey, DiffRange, MAX_FORKS, RestorePoint, ServerStats, SessionBundle, Sessions,
+    BundleBytes, CreatedUnderKey, DiffRange, MAX_FORKS, RestorePoint, ServerStats, SessionBundle,
+    Sessions,
 };
 pub use token_buckets::TokenBuckets;

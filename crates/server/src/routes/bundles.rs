@@ -5,12 +5,13 @@ use axum::{
     http::{HeaderName, header},
     response::{IntoResponse, Response},
 };
+use bytes::Bytes;
 use harvest_proto::{RepositoryRef, SessionId};
 use serde::Deserialize;
 
 use crate::{
     ServerState,
-    authorization::Access::Read,
+    authorization::Access::Change,
     extract::{Path, Query},
     problem::ApiError,
     routes::route::{Routes, routes},
@@ -18,7 +19,7 @@ use crate::{
 
 pub(super) fn routes() -> Routes<ServerState> {
     routes![
-        bundle_get: Read,
+        bundle_get: Change,
     ]
 }
 
@@ -33,7 +34,8 @@ struct BundleQuery {
 /// Returns the commits of the session's branch that its base lacks, as a git bundle with one
 /// reference. They need not have been pushed. The headers `x-harvest-repository` and
 /// `x-harvest-branch` name what it contains, and `x-harvest-uncommitted` the number of files with
-/// changes that are in no commit. A bundle has at most 64 MiB.
+/// changes that are in no commit. A bundle has at most 64 MiB. For the session's user and admins:
+/// it may start a sandbox.
 #[utoipa::path(get, path = "/v1/sessions/{session}/bundle", tag = "turns",
     params(BundleQuery),
     responses((status = 200, body = Vec<u8>, content_type = "application/x-git-bundle",
@@ -51,5 +53,5 @@ async fn bundle_get(
         (HeaderName::from_static("x-harvest-branch"), bundle.branch.to_string()),
         (HeaderName::from_static("x-harvest-uncommitted"), bundle.uncommitted.to_string()),
     ];
-    Ok((headers, bundle.bytes).into_response())
+    Ok((headers, Bytes::from_owner(bundle.content)).into_response())
 }

@@ -64,6 +64,12 @@ async fn members_change_only_their_own_sessions() {
         403,
         "forbidden",
     );
+    // A bundle may start a sandbox on its owner's account.
+    problem(
+        &send(&server, &bob, "GET", &path(theirs, "/bundle"), json!({})).await,
+        403,
+        "forbidden",
+    );
     // A fork could read every file and environment variable of the session.
     problem(
         &send(&server, &bob, "POST", &path(theirs, "/fork"), json!({})).await,

@@ -3,12 +3,14 @@
 //! network that starts from the session's last snapshot; nothing of the repository is read on the
 //! host.
 
+use std::sync::{Arc, LazyLock};
+
 use harvest_proto::{
     BranchName, RepositoryName, RepositoryRef, SandboxId, SessionId,
     bridge::{FaultCode, GitQuery, Truncation},
 };
 use harvest_store::{CheckoutRecord, SessionRecord};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{Sessions, diffs::not_started, sandbox::ready_bridge};
 use crate::{
@@ -25,8 +27,8 @@ use crate::{
 // Commits of a session, without those of its base.
 const MAX_BUNDLE_BYTES: usize = 64 << 20;
 
-// Each is held in memory, and may start a sandbox.
-static CONCURRENT_BUNDLES: Semaphore = Semaphore::const_new(2);
+// Each is held in memory until it was sent, and may start a sandbox.
+static CONCURRENT_BUNDLES: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(2)));
 
 /// The commits of a session's branch that its base lacks.
 #[derive(Debug)]
@@ -35,8 +37,21 @@ pub struct SessionBundle {
     pub branch: BranchName,
     /// The number of files with changes that are in no commit.
     pub uncommitted: u64,
-    /// As `git bundle create` writes it, with one reference: the branch.
-    pub bytes: Vec<u8>,
+    pub content: BundleBytes,
+}
+
+/// A bundle as `git bundle create` writes it, with one reference: the branch. It counts as one of
+/// the concurrent ones until it is dropped.
+#[derive(Debug)]
+pub struct BundleBytes {
+    bytes: Vec<u8>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl AsRef<[u8]> for BundleBytes {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
 }
 
 impl Sessions {
@@ -51,12 +66,13 @@ impl Sessions {
     ) -> Result<SessionBundle, SessionError> {
         let record = self.shared.store.session_get(session).await?;
         let checkout = chosen(&record, repository)?;
-        let _permit = CONCURRENT_BUNDLES.acquire().await.map_err(|_| SessionError::Stopped)?;
+        let permit = Arc::clone(&CONCURRENT_BUNDLES).acquire_owned().await;
+        let permit = permit.map_err(|_| SessionError::Stopped)?;
         let handle = self.handle(session).await?;
         // Marked busy first, so that a frozen sandbox is thawed by the time it is used.
         let _busy = handle.busy();
         if let Some(bridge) = ready_bridge(&handle).await {
-            return read(&bridge, &record, checkout).await;
+            return read(&bridge, &record, checkout, permit).await;
         }
         let snapshot = record.session.snapshot_id.clone().ok_or_else(|| {
             let hint = "`harvest resume SESSION` starts its sandbox";
@@ -66,7 +82,7 @@ impl Sessions {
         let (sandboxes, from) = (&self.shared.sandboxes, StartFrom::Snapshot(snapshot));
         let started = EphemeralSandbox::start(sandboxes, id, from, None, owner).await;
         let sandbox = started.map_err(|error| not_started("bundle_failed", error))?;
-        let bundle = read(&sandbox.bridge, &record, checkout).await;
+        let bundle = read(&sandbox.bridge, &record, checkout, permit).await;
         sandbox.remove().await;
         bundle
     }
@@ -102,6 +118,7 @@ async fn read(
     bridge: &Bridge,
     record: &SessionRecord,
     checkout: &CheckoutRecord,
+    permit: OwnedSemaphorePermit,
 ) -> Result<SessionBundle, SessionError> {
     let (folder, branch) = (&checkout.folder, &record.session.branch);
     let query = GitQuery::Bundle { branch: branch.clone(), base: checkout.base.clone() };
@@ -147,11 +164,27 @@ async fn read(
         repository: checkout.repository.clone(),
         branch: branch.clone(),
         uncommitted: stat.files,
-        bytes,
+        content: BundleBytes { bytes, _permit: permit },
     })
 }
 
 fn failed(what: String) -> SessionError {
     let hint = "inspect the checkout with `harvest exec`";
     SessionError::conflict("bundle_failed", what, hint)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bundle_counts_until_it_is_dropped() {
+        let concurrent = Arc::new(Semaphore::new(1));
+        let permit = Arc::clone(&concurrent).try_acquire_owned().unwrap();
+        let content = BundleBytes { bytes: b"# v2 git bundle".to_vec(), _permit: permit };
+        let body: Box<dyn AsRef<[u8]> + Send> = Box::new(content);
+        assert!(body.as_ref().as_ref().starts_with(b"# v2") && concurrent.available_permits() == 0);
+        drop(body);
+        assert_eq!(concurrent.available_permits(), 1);
+    }
 }

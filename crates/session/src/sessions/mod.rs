@@ -52,7 +52,7 @@ use crate::{
     wall_clock::now,
 };
 
-pub use bundles::SessionBundle;
+pub use bundles::{BundleBytes, SessionBundle};
 pub use diffs::DiffRange;
 pub use forks::MAX_FORKS;
 pub use idempotency::CreatedUnderKey;
