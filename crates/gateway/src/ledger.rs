@@ -273,8 +273,8 @@ pub enum DoorPurpose {
     /// The check of a commit: it reaches no model and no tools, and uses no secret of a person or
     /// session except to fetch the repository.
     Check,
-    /// As [`Self::Check`], of a commit that is on no branch of the repository: anybody may have
-    /// written it, so it uses no secret for hosts at all.
+    /// As [`Self::Check`], of a commit that is on no branch of the repository, so far as is known:
+    /// a stranger may have written it, so it uses no secret for hosts at all.
     StrangersCheck,
 }
 

@@ -140,7 +140,7 @@ async fn try_review_one(
     };
     let evidence = run_check(repositories, order, &|step| verification.step(step)).await?;
     let (newest, status) = (is_newest(shared, work).await?, judge.status());
-    // Evidence of a newer commit may be there already. This one stays in the row, and at its commit.
+    // Evidence of a newer commit may be there already. This one stays in the row and at its commit.
     let pull = pull.filter(|_| newest);
     let shown = (&evidence, status.as_str());
     let mut writes = pull_requests::publish_evidence(shared, work, pull, shown).await?;

@@ -23,16 +23,16 @@ pub(super) struct Judge {
 }
 
 impl Judge {
-    /// `is_default` says that a branch other than the repository's base is at the same commit as the
-    /// remote's default branch.
+    /// `is_default` says that the named branch is at the same commit as the remote's default
+    /// branch.
     fn choose(own: Option<&BranchName>, named: Option<&BranchName>, is_default: bool) -> Self {
         let boots = if own.is_none() && is_default { None } else { named };
         let is_own = boots == own;
         Self { boots: boots.cloned(), named: named.cloned(), is_own }
     }
 
-    /// The context of the commit status: people require `harvest/check` at the forge, and a base
-    /// that anybody may create must not set it.
+    /// The context of the commit status: people require `harvest/check` at the forge, and a branch
+    /// that was made for the purpose must not set it.
     pub(super) fn status(&self) -> String {
         match (self.is_own, &self.named) {
             (true, _) => STATUS.to_owned(),
@@ -69,8 +69,8 @@ impl Repositories {
         Judge::choose(own, named, is_default)
     }
 
-    /// The newest commit of a branch, or of the default branch; `Some(None)` when it does not exist,
-    /// and `None` when the remote does not answer.
+    /// The newest commit of a branch, or of the default branch; `Some(None)` when it does not
+    /// exist, and `None` when the remote does not answer.
     pub(super) async fn remote_tip(
         &self,
         repository: &Repository,

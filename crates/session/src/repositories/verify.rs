@@ -28,7 +28,7 @@ struct Target {
     commit: String,
     branch: Option<BranchName>,
     base: Option<BranchName>,
-    /// Whether a branch of the repository is at the commit: whoever put it there may write to it.
+    /// Whether a branch of the repository is at the commit: its author may write there.
     is_own: bool,
 }
 

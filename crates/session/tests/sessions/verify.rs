@@ -63,7 +63,7 @@ async fn pull_request_is_checked_against_its_base() {
     let evidence = verified.evidence.unwrap();
     assert_eq!((evidence.commit, evidence.base), (commit(7), "release".parse().ok()));
     let context = harness.pulls.statuses.lock().unwrap()[0].1.context.clone();
-    assert_eq!(context, "harvest/check (release)", "a base that anybody may create");
+    assert_eq!(context, "harvest/check (release)", "a base that the pull request chose");
     // The default branch is at the same commit.
     *harness.doors.2.lock().unwrap() = commit(8);
     let order = open_seven(&harness, &parts.repositories).await;
