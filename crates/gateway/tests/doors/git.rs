@@ -380,7 +380,7 @@ async fn pushes_of_a_session_begin_one_by_one() {
     let answers = futures_util::future::join_all(pushes).await;
     assert!(answers.iter().all(|answer| answer.contains("unpack")), "{answers:?}");
     assert_eq!(*setup.door.ledger.most_open_pushes.lock().unwrap(), 1);
-    assert_eq!(*setup.door.ledger.pushed.lock().unwrap(), [String::new(); 0]);
+    assert!(setup.door.ledger.pushed.lock().unwrap().is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -390,7 +390,7 @@ async fn push_to_locked_remote_claims_no_commit() {
     let answer = push_without_objects(&setup, &"0".repeat(40), &"1".repeat(40)).await;
     assert!(answer.contains("refused the token"), "{answer}");
     assert_eq!(*setup.door.ledger.most_open_pushes.lock().unwrap(), 1, "it had begun");
-    assert_eq!(*setup.door.ledger.pushed.lock().unwrap(), [String::new(); 0]);
+    assert!(setup.door.ledger.pushed.lock().unwrap().is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -38,7 +38,7 @@ struct Live {
 pub(super) enum Ordered {
     Begun(VerificationRecord),
     /// The same check waits or runs already.
-    Same(Verification),
+    Same(Box<Verification>),
 }
 
 impl LiveVerifications {
@@ -114,7 +114,7 @@ impl VerificationRecord {
     ) -> Result<Ordered, SessionError> {
         let (now, live) = entry(new, user);
         match repositories.shared.verifications.order(live)? {
-            Some(same) => Ok(Ordered::Same(same)),
+            Some(same) => Ok(Ordered::Same(Box::new(same))),
             None => Ok(Ordered::Begun(Self::store(repositories, now).await?)),
         }
     }

@@ -51,7 +51,7 @@ impl Repositories {
         let new = new_verification(name, None, &target);
         let record = match VerificationRecord::order(self, new, user).await? {
             Ordered::Begun(record) => record,
-            Ordered::Same(same) => return Ok(same),
+            Ordered::Same(same) => return Ok(*same),
         };
         let queued = record.current();
         let (repositories, user) = (self.clone(), user.clone());
@@ -80,7 +80,7 @@ impl Repositories {
             let verification = match VerificationRecord::order(self, new, author).await? {
                 Ordered::Begun(verification) => verification,
                 Ordered::Same(same) => {
-                    started.push(same);
+                    started.push(*same);
                     continue;
                 }
             };
