@@ -13,6 +13,8 @@ mod hooks;
 mod hostile_github;
 #[path = "forge/import.rs"]
 mod import;
+#[path = "forge/octocrab.rs"]
+mod octocrab;
 #[path = "forge/rest.rs"]
 mod rest;
 #[path = "forge/rest_host.rs"]

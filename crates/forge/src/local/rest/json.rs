@@ -184,8 +184,8 @@ pub(super) async fn repository(access: &RepositoryAccess) -> Result<Value, Forge
         "delete_branch_on_merge": false,
         "clone_url": format!("{html}.git"),
         "svn_url": html,
-        // The forge speaks neither protocol.
-        "git_url": "",
+        // The forge has no git:// and no SSH. Clients parse the first as a URL, but not the second.
+        "git_url": format!("{html}.git"),
         "ssh_url": "",
     });
     for counter in [

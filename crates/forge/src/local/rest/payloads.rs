@@ -34,8 +34,6 @@ async fn base(access: &RepositoryAccess) -> Result<Value, ForgeError> {
     let mut repository = objects::repository(access).await?;
     repository["stargazers"] = 0.into();
     repository["master_branch"] = repository["default_branch"].clone();
-    // Nothing listens there, but the description wants a URL.
-    repository["git_url"] = repository["clone_url"].clone();
     let sender = objects::user(&access.urls, &access.login);
     Ok(json!({"repository": repository, "sender": sender}))
 }

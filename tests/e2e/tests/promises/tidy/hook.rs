@@ -29,21 +29,27 @@ fn run(folder: &Path, program: &str, arguments: &[&str]) -> Output {
     command.args(arguments).current_dir(folder).env("PATH", path).output().unwrap()
 }
 
-#[test]
-fn hook_refuses_unformatted_commits() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
+/// A repository with the hook and an empty crate.
+fn repository() -> tempfile::TempDir {
+    let repository = tempfile::tempdir().unwrap();
+    let folder = repository.path();
     assert!(run(folder, "git", &["init", "-q"]).status.success());
     let hook = fs::read_to_string(root().join(".ci/pre-commit")).unwrap();
     script(&folder.join(".ci/pre-commit"), &hook);
     script(&folder.join("programs/cargo"), CARGO);
-    let source = folder.join("crates/x/src/lib.rs");
-    fs::create_dir_all(source.parent().unwrap()).unwrap();
+    fs::create_dir_all(folder.join("crates/x/src")).unwrap();
     fs::write(folder.join("crates/x/Cargo.toml"), "name = \"harvest-x\"\n").unwrap();
     let makefile = root().join("Makefile");
     let installed = run(folder, "make", &["-f", makefile.to_str().unwrap(), "hooks"]);
     assert!(installed.status.success(), "{installed:?}");
+    repository
+}
 
+#[test]
+fn hook_refuses_unformatted_commits() {
+    let folder = repository();
+    let folder = folder.path();
+    let source = folder.join("crates/x/src/lib.rs");
     fs::write(&source, "unformatted").unwrap();
     assert!(run(folder, "git", &["add", "crates"]).status.success());
     let refused = run(folder, "git", &["commit", "-qm", "One"]);
@@ -57,4 +63,20 @@ fn hook_refuses_unformatted_commits() {
     let calls = fs::read_to_string(folder.join("calls")).unwrap();
     assert!(calls.contains("\nclippy --quiet -p harvest-x "), "{calls}");
     assert!(calls.ends_with(" --all-targets -- -D warnings\n"), "{calls}");
+}
+
+#[test]
+fn hook_lints_only_the_workspace() {
+    let folder = repository();
+    let folder = folder.path();
+    let peer = folder.join("crates/forge/tests/peers/octocrab");
+    fs::create_dir_all(peer.join("src")).unwrap();
+    fs::write(peer.join("Cargo.toml"), "name = \"octocrab-peer\"\n").unwrap();
+    fs::write(peer.join("src/main.rs"), "fn main() {}").unwrap();
+    fs::write(folder.join("crates/x/src/lib.rs"), "formatted").unwrap();
+    assert!(run(folder, "git", &["add", "crates"]).status.success());
+    let committed = run(folder, "git", &["commit", "-qm", "One"]);
+    assert!(committed.status.success(), "{committed:?}");
+    let calls = fs::read_to_string(folder.join("calls")).unwrap();
+    assert!(calls.contains("-p harvest-x ") && !calls.contains("octocrab"), "{calls}");
 }
