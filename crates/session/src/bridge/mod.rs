@@ -44,6 +44,11 @@ use liveness::LivenessMonitor;
 // The supervisor answers its first frame at once; a host under load may take a while.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// A sandbox that stays unreachable counts as lost: time must remain for further attempts.
+fn handshake_timeout(liveness: Option<&LivenessTimeouts>) -> Duration {
+    liveness.map_or(HANDSHAKE_TIMEOUT, |timeouts| HANDSHAKE_TIMEOUT.min(timeouts.silence / 4))
+}
+
 // Events wait here while the driver writes a batch; further ones stay in the supervisor's outbox.
 const EVENTS_IN_FLIGHT: usize = 512;
 
@@ -160,7 +165,8 @@ impl Bridge {
         let hello = ToSupervisor::Hello { version: VERSION, role, heartbeat_millis };
         let hello = Frame::Control(hello).encode();
         let mut decoder = Decoder::default();
-        let welcome = tokio::time::timeout(HANDSHAKE_TIMEOUT, async {
+        let limit = handshake_timeout(liveness.as_ref());
+        let welcome = tokio::time::timeout(limit, async {
             write.write_all(&hello).await.map_err(|_| BridgeError::Lost)?;
             read_welcome(&mut read, &mut decoder).await
         });
@@ -347,4 +353,20 @@ async fn write_out(
     let _ = write.shutdown().await;
     reader.abort();
     reader::close(&table);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handshakes_end_well_before_a_sandbox_is_lost() {
+        let owner = |seconds| LivenessTimeouts {
+            heartbeat: Duration::from_secs(1),
+            silence: Duration::from_secs(seconds),
+        };
+        assert_eq!(handshake_timeout(Some(&owner(2))), Duration::from_millis(500));
+        assert_eq!(handshake_timeout(Some(&owner(90))), HANDSHAKE_TIMEOUT);
+        assert_eq!(handshake_timeout(None), HANDSHAKE_TIMEOUT);
+    }
 }
