@@ -38,7 +38,7 @@ struct BundleQuery {
 /// it may start a sandbox.
 #[utoipa::path(get, path = "/v1/sessions/{session}/bundle", tag = "turns",
     params(BundleQuery),
-    responses((status = 200, body = Vec<u8>, content_type = "application/x-git-bundle",
+    responses((status = 200, body = Vec<u8>, content_type = "application/octet-stream",
         description = "The bundle")))]
 async fn bundle_get(
     State(state): State<ServerState>,
@@ -47,7 +47,7 @@ async fn bundle_get(
 ) -> Result<Response, ApiError> {
     let bundle = state.sessions.bundle(&session, query.repository.as_ref()).await?;
     let headers = [
-        (header::CONTENT_TYPE, "application/x-git-bundle".to_owned()),
+        (header::CONTENT_TYPE, "application/octet-stream".to_owned()),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff".to_owned()),
         (HeaderName::from_static("x-harvest-repository"), bundle.repository.to_string()),
         (HeaderName::from_static("x-harvest-branch"), bundle.branch.to_string()),

@@ -80,7 +80,8 @@ async fn verification_list(
            ("verification" = VerificationId, Path, description = "Id of the verification"),
            ("follow" = Option<bool>, Query,
             description = "Send JSON lines (`application/x-ndjson`) until it has ended")),
-    responses((status = 200, body = Verification, description = "The verification")))]
+    responses((status = 200, description = "The verification",
+        content((Verification = "application/json"), (Verification = "application/x-ndjson")))))]
 async fn verification_get(
     State(state): State<ServerState>,
     Path((owner, name, id)): Path<(String, String, VerificationId)>,
