@@ -430,8 +430,8 @@ async fn admin_changes_limits_of_member() {
     assert_eq!(seen, ["admin", "member"], "{users}");
     assert_eq!(change(json!({"sandboxes": null})).await.json()["sandboxes"], 2);
     problem(&change(json!({"memory_bytes": 1})).await, 422, "invalid_limits");
-    let nobody = send(&server, &server.token, "PATCH", "/v1/users/bob/limits", json!({})).await;
-    problem(&nobody, 422, "invalid_user");
+    let invalid = send(&server, &server.token, "PATCH", "/v1/users/bob/limits", json!({})).await;
+    problem(&invalid, 422, "invalid_user");
 }
 
 #[tokio::test]

@@ -25,7 +25,7 @@ use crate::{SAMPLE, completed};
 
 const FIX: &str = "sed -i 's/a - b/a + b/' calc.py && git commit -qam Fix && git push -q";
 
-pub(crate) fn key(folder: &Path) -> String {
+fn key(folder: &Path) -> String {
     let path = folder.join("app.pem");
     let made = Command::new("openssl").args(["genrsa", "-out"]).arg(&path).arg("2048").output();
     assert!(made.unwrap().status.success(), "openssl makes a key");
@@ -57,8 +57,9 @@ async fn fixed(host: &Host, repository: &str, more: Value) -> SessionId {
     session
 }
 
-#[tokio::test]
-async fn app_pushes_and_opens_pull_request_with_evidence() {
+/// A server whose forge plays GitHub with the repository `calc`, and one that signs in there as an
+/// App and has the repository as `acme/calc`; with the path of the App's key.
+pub(crate) async fn github_and_app() -> (Host, Host, String) {
     let github = Host::start().await;
     github.repository("calc", SAMPLE).await;
     let key = key(github.home());
@@ -75,6 +76,13 @@ async fn app_pushes_and_opens_pull_request_with_evidence() {
     let url = format!("{forge}/local/calc.git");
     let added = host.harvest(["repo", "add", &url, "--name", "acme/calc"]);
     assert_eq!(added.code, 0, "{added:?}");
+    (github, host, key)
+}
+
+#[tokio::test]
+async fn app_pushes_and_opens_pull_request_with_evidence() {
+    let (github, host, key) = github_and_app().await;
+    let forge = format!("{}/forge", github.url().unwrap());
     // No secret opens the repository for a build, either.
     let built = host.harvest(["repo", "build", "acme/calc"]);
     assert_eq!(built.code, 0, "{built:?}");

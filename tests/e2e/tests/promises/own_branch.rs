@@ -10,7 +10,7 @@ use harvest_proto::{
 };
 use serde_json::{Value, json};
 
-use crate::{SAMPLE, completed};
+use crate::{SAMPLE, completed, github::github_and_app};
 
 /// Commits a line to a file, and pushes.
 fn push(line: &str) -> Value {
@@ -127,21 +127,6 @@ async fn rebased_branch_is_pushed_again() {
 
 #[tokio::test]
 async fn restored_session_pushes_to_github() {
-    let github = Host::start().await;
-    github.repository("calc", SAMPLE).await;
-    let key = crate::github::key(github.home());
-    let app = github.harvest(["repo", "app", "My bot", "--key", &key, "-r", "calc"]);
-    assert_eq!(app.code, 0, "{app:?}");
-    let forge = format!("{}/forge", github.url().unwrap());
-    let host = Host::start_with(&[
-        ("HARVEST_GITHUB_URL", &forge),
-        ("HARVEST_PRIVATE_HOSTS", "127.0.0.1"),
-        ("GITHUB_APP_ID", "1"),
-        ("GITHUB_APP_PRIVATE_KEY", &key),
-    ])
-    .await;
-    let url = format!("{forge}/local/calc.git");
-    let added = host.harvest(["repo", "add", &url, "--name", "acme/calc"]);
-    assert_eq!(added.code, 0, "{added:?}");
+    let (github, host, _key) = github_and_app().await;
     push_after_restore(&host, &github, "acme/calc").await;
 }
